@@ -1,0 +1,1 @@
+"""Adapter files, judged and kept before any engine sees them."""

@@ -1,0 +1,1 @@
+"""Implementations of the engine contract. They never import each other."""

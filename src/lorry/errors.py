@@ -1,0 +1,280 @@
+"""Every error that leaves Lorry, in one tree.
+
+LorryError
+├── CallerError                      the caller can mend it
+│   ├── RequestInvalid          400  request_invalid
+│   ├── Unauthorized            401  unauthorized
+│   ├── Forbidden               403  forbidden
+│   ├── AdapterNotFound         404  adapter_not_found
+│   │   └── AdapterUnloading    404  adapter_unloading
+│   ├── SourceNotFound          404  source_not_found
+│   ├── OperationNotFound       404  operation_not_found
+│   ├── AdapterConflict         409  adapter_conflict
+│   │   └── VersionMismatch     409  version_mismatch
+│   └── AdapterInvalid          422  adapter_invalid
+├── Busy                             nothing is wrong, there is only no room now
+│   ├── QueueFull               429  queue_full
+│   ├── CapacityExhausted       503  capacity_exhausted
+│   └── AllPinned               409  all_pinned
+├── AdapterUnavailable          503  adapter_unavailable
+├── RequestAborted              503  request_aborted
+├── ShuttingDown                503  shutting_down
+├── StorageFailed               500  storage_failed
+├── EngineError
+│   ├── EngineRejected          500  engine_rejected
+│   ├── EngineUnreachable       503  engine_unreachable
+│   └── EngineTimeout           504  engine_timeout
+└── BrokenInvariant             500  broken_invariant      our own bug
+
+An error says whose fault it is, which HTTP status fits, and what to do next. Inside the core errors are values; they
+are raised only at a border.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Fault(StrEnum):
+    """Whose fault an error is."""
+
+    CALLER = "caller"
+    CAPACITY = "capacity"
+    ADAPTER = "adapter"
+    ENGINE = "engine"
+    OPERATOR = "operator"
+    LORRY = "lorry"
+
+
+class LorryError(Exception):
+    """The root. `str(error)` is one sentence that names the thing and the cause."""
+
+    code: ClassVar[str] = "lorry_error"
+    status: ClassVar[int] = 500
+    fault: ClassVar[Fault] = Fault.LORRY
+    retryable: ClassVar[bool] = False
+    retry_after_s: ClassVar[float | None] = None
+    action: ClassVar[str] = "Report it, with the server's log."
+    """What the reader should do about it, in one sentence."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, details: Sequence[str] = ()
+    ) -> None:
+        """`param` names the request field at fault; `details` lists every problem found, one each."""
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.details = tuple(details)
+
+
+class CallerError(LorryError):
+    """The caller sent something that cannot be done as asked."""
+
+    code = "caller_error"
+    status = 400
+    fault = Fault.CALLER
+    action = "Change the request as the message says."
+
+
+class RequestInvalid(CallerError):
+    """A field of the request is missing, of the wrong type or out of range."""
+
+    code = "request_invalid"
+    status = 400
+
+
+class Unauthorized(CallerError):
+    """The server has an API key and the request did not carry it."""
+
+    code = "unauthorized"
+    status = 401
+    action = "Send the server's key as 'Authorization: Bearer KEY'."
+
+
+class Forbidden(CallerError):
+    """The request names something outside what the operator allows."""
+
+    code = "forbidden"
+    status = 403
+    action = "Use a path below one of the server's --adapter-root folders."
+
+
+class AdapterNotFound(CallerError):
+    """No adapter of that name is registered."""
+
+    code = "adapter_not_found"
+    status = 404
+    action = "See GET /v1/models for the names there are, or load the adapter first."
+
+
+class AdapterUnloading(AdapterNotFound):
+    """The adapter is being unloaded and takes no new requests."""
+
+    code = "adapter_unloading"
+    action = "Load the adapter again once the unload has ended, if it is still wanted."
+
+
+class SourceNotFound(CallerError):
+    """Nothing is where the adapter was said to be."""
+
+    code = "source_not_found"
+    status = 404
+    action = "Check the path; it is read on the server's machine."
+
+
+class OperationNotFound(CallerError):
+    """No operation has that id, or it ended too long ago to be remembered."""
+
+    code = "operation_not_found"
+    status = 404
+    action = "Ask for the adapter itself instead: GET /v1/adapters/{name}."
+
+
+class AdapterConflict(CallerError):
+    """The name is taken, or another operation on it is under way."""
+
+    code = "adapter_conflict"
+    status = 409
+    action = "Choose another name, ask to replace, or wait for the other operation."
+
+
+class VersionMismatch(AdapterConflict):
+    """`If-Match` named another version than the one that is served."""
+
+    code = "version_mismatch"
+    action = "Read the adapter again and decide on its present version."
+
+
+class AdapterInvalid(CallerError):
+    """The adapter's files cannot be served on this base model."""
+
+    code = "adapter_invalid"
+    status = 422
+    fault = Fault.ADAPTER
+    action = "Mend the adapter as each detail says; nothing that was served has changed."
+
+
+class Busy(LorryError):
+    """There is no room for it now."""
+
+    code = "busy"
+    status = 503
+    fault = Fault.CAPACITY
+    retryable = True
+    retry_after_s: ClassVar[float | None] = 1.0
+    action = "Try again after the time in Retry-After."
+
+
+class QueueFull(Busy):
+    """More requests wait than the server allows."""
+
+    code = "queue_full"
+    status = 429
+
+
+class CapacityExhausted(Busy):
+    """No room could be made within the deadline."""
+
+    code = "capacity_exhausted"
+    status = 503
+    retry_after_s = 5.0
+    action = "Try again later, unload something, or raise --max-cpu-loras or --host-cache-bytes."
+
+
+class AllPinned(Busy):
+    """Pinned adapters leave no room, so nothing was begun."""
+
+    code = "all_pinned"
+    status = 409
+    retryable = False
+    retry_after_s = None
+    action = "Unpin or unload an adapter first."
+
+
+class AdapterUnavailable(LorryError):
+    """The adapter is registered but could not be loaded lately; the message gives the last reason."""
+
+    code = "adapter_unavailable"
+    status = 503
+    fault = Fault.ENGINE
+    retryable = True
+    retry_after_s = 1.0
+    action = "Try again after Retry-After; if it stays so, look at the adapter's reason and reload it."
+
+
+class RequestAborted(LorryError):
+    """A running request was ended early by an unload or its deadline."""
+
+    code = "request_aborted"
+    status = 503
+    fault = Fault.OPERATOR
+    action = "Send the request again if its adapter is still listed."
+
+
+class ShuttingDown(LorryError):
+    """The server is stopping."""
+
+    code = "shutting_down"
+    status = 503
+    fault = Fault.OPERATOR
+    retryable = True
+    retry_after_s = 5.0
+    action = "Send the request to another server, or again once this one is back."
+
+
+class StorageFailed(LorryError):
+    """The state file or the disk cache could not be read or written."""
+
+    code = "storage_failed"
+    status = 500
+    fault = Fault.OPERATOR
+    action = "Free space or mend the permissions of the state folder; what is served goes on."
+
+
+class EngineError(LorryError):
+    """The engine did not do what it was asked."""
+
+    code = "engine_error"
+    status = 500
+    fault = Fault.ENGINE
+
+
+class EngineRejected(EngineError):
+    """The engine answered a command with an error."""
+
+    code = "engine_rejected"
+    status = 500
+    action = "Nothing has changed; see the message for the engine's own words."
+
+
+class EngineUnreachable(EngineError):
+    """The engine is down or starting."""
+
+    code = "engine_unreachable"
+    status = 503
+    retryable = True
+    retry_after_s = 2.0
+    action = "Try again after Retry-After: the engine is being restarted."
+
+
+class EngineTimeout(EngineError):
+    """The engine did not answer within the deadline."""
+
+    code = "engine_timeout"
+    status = 504
+    retryable = True
+    retry_after_s = 5.0
+    action = "Try again; if it stays so, look at GET /health."
+
+
+class BrokenInvariant(LorryError):
+    """A promise that Lorry makes was about to be broken: a bug of ours."""
+
+    code = "broken_invariant"
+    status = 500
+    action = "Report it, with the promise's number and the server's log."
+
+    def __init__(self, promise: int, message: str) -> None:
+        """`promise` is the number in the design."""
+        super().__init__(f"Promise {promise}: {message}")
+        self.promise = promise

@@ -1,0 +1,1 @@
+"""HTTP in, HTTP out. Knows the supervisor, knows no engine."""

@@ -1,0 +1,1 @@
+"""Foreign admin shapes, translated to the native calls. No logic."""

@@ -1,0 +1,1 @@
+"""Desired state, durable: which adapters should be served. Never what is resident."""

@@ -1,0 +1,89 @@
+"""What the supervisor tells the server: immutable pictures of adapters and operations at one moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lorry.artifacts.snapshot import Manifest
+from lorry.errors import LorryError
+from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, VersionId
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyView:
+    """One version on one replica, as the replica last reported it."""
+
+    replica: ReplicaId
+    state: str
+    """Lower-case name of the state in lifecycle/states.py, such as "resident"."""
+    tier: str
+    """"absent", "disk", "host" or "slot"."""
+    slot: int | None
+    engine_id: EngineId | None
+    leases: int
+    reason: str
+    """Why it failed last, or ""."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterView:
+    """One registered adapter."""
+
+    name: AdapterName
+    manifest: Manifest
+    source: str
+    pinned: bool
+    labels: Mapping[str, str]
+    created_s: float
+    updated_s: float
+    previous: tuple[VersionId, ...]
+    unloading: bool
+    """It takes no new requests: `AdapterUnloading`."""
+    waiting: int
+    """Tickets."""
+    residency: tuple[ResidencyView, ...]
+
+    @property
+    def version(self) -> VersionId:
+        """The version that new requests get."""
+        return self.manifest.version
+
+
+class OperationStatus(StrEnum):
+    """How far a long call is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class OperationView:
+    """A long call of the admin API."""
+
+    id: OperationId
+    kind: str
+    """load, replace, unload, rollback, prefetch, pin, unpin."""
+    name: AdapterName
+    version: VersionId | None
+    """The version it brings or takes, once known."""
+    status: OperationStatus
+    phase: str
+    """What it is doing now, for people: "fetching", "waiting for room", "loading", "draining", ..."""
+    error: LorryError | None
+    began_s: float
+    ended_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeEvent:
+    """Something that happened to an adapter, with a reason a person can read: for /v1/events and the log."""
+
+    sequence: int
+    at_s: float
+    kind: str
+    """registered, replaced, loaded, evicted, draining, unloaded, failed, pinned, unpinned, engine_lost, engine_up."""
+    name: AdapterName | None
+    version: VersionId | None
+    text: str
