@@ -3,6 +3,8 @@
 LorryError
 ├── CallerError                      the caller can mend it
 │   ├── RequestInvalid          400  request_invalid
+│   ├── ModelUnsupported        400  model_unsupported
+│   ├── ModelInvalid            400  model_invalid
 │   ├── Unauthorized            401  unauthorized
 │   ├── Forbidden               403  forbidden
 │   ├── AdapterNotFound         404  adapter_not_found
@@ -81,6 +83,24 @@ class RequestInvalid(CallerError):
 
     code = "request_invalid"
     status = 400
+
+
+class ModelUnsupported(CallerError):
+    """The base model is of a kind that the embedded engine does not compute; found before a weight is read."""
+
+    code = "model_unsupported"
+    status = 400
+    fault = Fault.OPERATOR
+    action = "Serve a supported base model, or this one through another engine (--engine)."
+
+
+class ModelInvalid(CallerError):
+    """The base model's files are missing, cut, or contradict each other."""
+
+    code = "model_invalid"
+    status = 400
+    fault = Fault.OPERATOR
+    action = "Fetch or convert the model again, then start the server again."
 
 
 class Unauthorized(CallerError):
