@@ -1,0 +1,5 @@
+"""`python -m lorry` is `lorry`."""
+
+from lorry.cli import main
+
+main()

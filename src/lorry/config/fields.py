@@ -1,0 +1,342 @@
+"""The list of settings: name, meaning, default and range of each. Nothing else knows them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Literal
+
+from lorry.config.parse import (
+    LoraModule,
+    choice,
+    many,
+    path,
+    plain_name,
+    seconds,
+    size,
+    text,
+    whole,
+)
+
+PREFIX = "LORRY_"
+"""Of the variables."""
+
+GIB = 1024**3
+
+Parser = Callable[[object], object]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SettingSpec:
+    """What is known of one setting besides its value."""
+
+    name: str
+    help: str
+    metavar: str
+    panel: str
+    parse: Parser
+    """Raises ValueError with what was expected and found."""
+    default_text: str
+    repeatable: bool
+    required: bool
+
+    @property
+    def flag(self) -> str:
+        """`--max-loras`; the model is an argument."""
+        return "MODEL" if self.name == "model" else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """`LORRY_MAX_LORAS`."""
+        return PREFIX + self.name.upper()
+
+
+def _about(
+    parse: Parser,
+    metavar: str,
+    help: str,
+    *,
+    default_text: str = "",
+    repeatable: bool = False,
+) -> Mapping[str, object]:
+    """Metadata of a field of `Settings`, from which `specs` is made."""
+    return {
+        "parse": many(parse) if repeatable else parse,
+        "metavar": metavar,
+        "help": help,
+        "default_text": default_text,
+        "repeatable": repeatable,
+    }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that `lorry serve` can be told. Times are in seconds, sizes in bytes."""
+
+    # The model
+    model: Path = field(
+        metadata=_about(
+            path,
+            "MODEL",
+            "Folder with a Hugging Face model, a .gguf file, or a folder with one .gguf file.",
+            default_text="(required)",
+        )
+    )
+    served_model_name: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            plain_name,
+            "NAME",
+            "Name of the base model in requests; the first is used in answers, others are aliases.",
+            default_text="the last part of MODEL",
+            repeatable=True,
+        ),
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = field(
+        default="auto",
+        metadata=_about(
+            choice("auto", "bfloat16", "float32"),
+            "auto|bfloat16|float32",
+            "Type of weights and KV cache; auto takes bfloat16.",
+        ),
+    )
+    device: Literal["auto", "cpu", "cuda"] = field(
+        default="auto",
+        metadata=_about(
+            choice("auto", "cpu", "cuda"),
+            "auto|cpu|cuda",
+            "Where to compute; auto takes CUDA when there is any.",
+        ),
+    )
+    threads: int | None = field(
+        default=None,
+        metadata=_about(
+            whole(1, 1024), "N", "Threads of the engine on a CPU.", default_text="one per core"
+        ),
+    )
+    max_model_len: int | None = field(
+        default=None,
+        metadata=_about(
+            whole(1, 10_000_000),
+            "TOKENS",
+            "Longest prompt and answer together.",
+            default_text="the model's own limit, at most 8192",
+        ),
+    )
+    chat_template: Path | None = field(
+        default=None,
+        metadata=_about(
+            path,
+            "FILE",
+            "Jinja chat template used instead of the model's own.",
+            default_text="the model's",
+        ),
+    )
+    engine: Literal["embedded", "fake"] = field(
+        default="embedded",
+        metadata=_about(
+            choice("embedded", "fake"),
+            "embedded|fake",
+            "What computes; fake answers without a model, to try out clients.",
+        ),
+    )
+
+    # Adapters
+    lora_modules: tuple[LoraModule, ...] = field(
+        default=(),
+        metadata=_about(
+            LoraModule.parse,
+            "NAME=PATH",
+            'Adapter to load at the start, or JSON: {"name": ..., "path": ...}.',
+            default_text="none",
+            repeatable=True,
+        ),
+    )
+    max_loras: int = field(
+        default=8,
+        metadata=_about(
+            whole(1, 1024), "N", "Slots: distinct adapters that one step can compute with."
+        ),
+    )
+    max_cpu_loras: int = field(
+        default=64,
+        metadata=_about(
+            whole(1, 100_000), "N", "Adapters held in host memory, those in slots included."
+        ),
+    )
+    host_cache_bytes: int = field(
+        default=2 * GIB,
+        metadata=_about(size, "SIZE", "Host memory that adapters may take.", default_text="`2GiB`"),
+    )
+    disk_cache: Path | None = field(
+        default=None,
+        metadata=_about(
+            path,
+            "DIR",
+            "Folder for copies of adapters.",
+            default_text="`cache` in the state folder",
+        ),
+    )
+    disk_cache_bytes: int = field(
+        default=20 * GIB,
+        metadata=_about(
+            size, "SIZE", "Disk space that those copies may take.", default_text="`20GiB`"
+        ),
+    )
+    max_lora_rank: int = field(
+        default=64,
+        metadata=_about(
+            whole(1, 512),
+            "RANK",
+            "Largest rank taken; an adapter with a larger one is refused at load.",
+        ),
+    )
+    adapter_root: tuple[Path, ...] = field(
+        default=(),
+        metadata=_about(
+            path,
+            "DIR",
+            "Folder that adapters may be loaded from.",
+            default_text="any folder",
+            repeatable=True,
+        ),
+    )
+    eviction: Literal["lru"] = field(
+        default="lru",
+        metadata=_about(
+            choice("lru"), "lru", "Which idle adapter leaves first: the least recently used."
+        ),
+    )
+    drain_timeout: float = field(
+        default=30.0,
+        metadata=_about(
+            seconds(0, 86_400),
+            "SECONDS",
+            "How long an unload waits for running requests; 0 ends them at once.",
+        ),
+    )
+    load_timeout: float = field(
+        default=60.0,
+        metadata=_about(
+            seconds(0.1, 86_400), "SECONDS", "How long a load may take, the wait for room included."
+        ),
+    )
+
+    # Requests
+    max_num_seqs: int = field(
+        default=64, metadata=_about(whole(1, 4096), "N", "Sequences computed at the same time.")
+    )
+    max_num_batched_tokens: int = field(
+        default=512,
+        metadata=_about(
+            whole(16, 1_000_000),
+            "TOKENS",
+            "Tokens of one step; longer prompts are computed in pieces.",
+        ),
+    )
+    kv_cache_bytes: int = field(
+        default=1 * GIB,
+        metadata=_about(
+            size, "SIZE", "Memory for keys and values of running requests.", default_text="`1GiB`"
+        ),
+    )
+    max_queue: int = field(
+        default=1024,
+        metadata=_about(whole(1, 1_000_000), "N", "Requests that may wait; further ones get 429."),
+    )
+    max_queue_per_adapter: int = field(
+        default=256,
+        metadata=_about(whole(1, 1_000_000), "N", "Requests that may wait for one adapter."),
+    )
+    request_timeout: float = field(
+        default=600.0,
+        metadata=_about(
+            seconds(1, 86_400), "SECONDS", "Longest life of a request, waiting included."
+        ),
+    )
+
+    # The server
+    host: str = field(
+        default="127.0.0.1", metadata=_about(text, "ADDRESS", "Address to listen on.")
+    )
+    port: int = field(
+        default=8000,
+        metadata=_about(whole(0, 65_535), "PORT", "Port to listen on; 0 takes a free one."),
+    )
+    api_key: str | None = field(
+        default=None,
+        metadata=_about(
+            text, "KEY", "Key that every route but /health asks for.", default_text="none"
+        ),
+    )
+    state: str = field(
+        default=".lorry",
+        metadata=_about(
+            text,
+            "DIR|URL",
+            "Folder for the registry and the disk cache, or a database URL for the registry.",
+        ),
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = field(
+        default="info",
+        metadata=_about(
+            choice("debug", "info", "warning", "error"),
+            "debug|info|warning|error",
+            "How much to log.",
+        ),
+    )
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The base model's name in answers, then its aliases."""
+        return self.served_model_name or (self.model.resolve().name.removesuffix(".gguf"),)
+
+    @property
+    def state_folder(self) -> Path | None:
+        """The folder of `state`; None when it is a URL."""
+        return None if "://" in self.state else Path(self.state).expanduser()
+
+    @property
+    def state_url(self) -> str:
+        """The registry's database as SQLAlchemy names it."""
+        folder = self.state_folder
+        return self.state if folder is None else f"sqlite:///{folder / 'lorry.sqlite3'}"
+
+    @property
+    def disk_cache_folder(self) -> Path:
+        """Where copies of adapters are kept."""
+        if self.disk_cache is not None:
+            return self.disk_cache
+        return (self.state_folder or Path(".lorry")) / "cache"
+
+
+PANELS: Mapping[str, str] = {
+    "model": "The model",
+    "lora_modules": "Adapters",
+    "max_num_seqs": "Requests",
+    "host": "The server",
+}
+"""The first field of each group, in the order of `Settings`."""
+
+
+@functools.cache
+def specs() -> tuple[SettingSpec, ...]:
+    """All settings, in the order in which people read them."""
+    made = []
+    panel = ""
+    for entry in dataclasses.fields(Settings):
+        panel = PANELS.get(entry.name, panel)
+        made.append(
+            SettingSpec(
+                name=entry.name,
+                help=entry.metadata["help"],
+                metavar=entry.metadata["metavar"],
+                panel=panel,
+                parse=entry.metadata["parse"],
+                default_text=entry.metadata["default_text"] or f"`{entry.default}`",
+                repeatable=entry.metadata["repeatable"],
+                required=entry.default is dataclasses.MISSING,
+            )
+        )
+    return tuple(made)
