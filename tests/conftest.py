@@ -1,0 +1,17 @@
+"""What holds for every test: end-to-end tests are marked as such and may take longer."""
+
+from pathlib import Path
+
+import pytest
+
+E2E_TIMEOUT_S = 180
+"""A test that starts the first server also waits for the common ground to be built."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark by folder, so that no file can forget it."""
+    for item in items:
+        if Path(__file__).parent / "e2e" in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(E2E_TIMEOUT_S))

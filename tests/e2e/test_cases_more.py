@@ -1,0 +1,93 @@
+"""The four further cases: metrics that agree with the list, and cold loads out of room (restarts
+are in test_kill.py)."""
+
+import threading
+import time
+from pathlib import Path
+
+from tests.fixtures.api import Api
+from tests.fixtures.common_ground import CommonGround
+from tests.fixtures.many import small_adapters
+
+
+def test_promise_1_metrics_agree_with_the_list_at_each_step(
+    tight: Api, ground: CommonGround
+) -> None:
+    for name in "ABCDEF":
+        tight.must_load(name, ground.adapter(name))
+        tight.check(name, name, "S")
+        _assert_agreement(tight)
+    for name in "BDF":
+        tight.must_unload(name)
+        _assert_agreement(tight)
+    for name in "ACE":
+        tight.check(name, name, "S")
+        _assert_agreement(tight)
+
+
+def _assert_agreement(api: Api) -> None:
+    """Registry, list and metrics say the same. (Nothing runs meanwhile, so they may be read one by
+    one.)"""
+    native = api.native()
+    assert native.keys() == api.listed().keys()
+    tiers = [entry["tier"] for entry in native.values()]
+    assert api.metric("lorry_adapters_registered") == [len(native)]
+    assert sum(api.metric("lorry_adapters_resident", tier="slot")) == tiers.count("slot")
+    in_memory = tiers.count("slot") + tiers.count("host")
+    assert sum(api.metric("lorry_adapters_resident", tier="host")) == in_memory
+    assert in_memory <= 3
+    assert tiers.count("slot") <= 2
+
+
+def test_running_and_waiting_adapters_are_told_apart(tight: Api, ground: CommonGround) -> None:
+    for name in "ABC":
+        tight.must_load(name, ground.adapter(name))
+    with (
+        tight.streaming("A", max_tokens=1600) as first,
+        tight.streaming("B", max_tokens=1600) as second,
+    ):
+        next(first), next(second)
+        third = threading.Thread(target=tight.check, args=("C", "C", "S"))
+        third.start()
+        seen: set[tuple[str, str]] = set()
+        while third.is_alive():
+            [(labels, _)] = tight.samples("vllm:lora_requests_info")
+            for kind in ("running", "waiting"):
+                names = labels[f"{kind}_lora_adapters"].split(",")
+                seen |= {(kind, name) for name in names if name}
+        third.join()
+    assert ("running", "A") in seen
+    assert ("running", "B") in seen
+    assert ("waiting", "A") not in seen
+
+
+def test_cold_adapters_answer_soon_in_and_out_of_room(
+    roomy: Api, ground: CommonGround, tmp_path: Path
+) -> None:
+    adapters = small_adapters(ground, tmp_path, 64)
+    for name, (folder, _) in adapters.items():
+        roomy.must_load(name, folder)
+
+    def first_token_s(name: str) -> float:
+        began = time.monotonic()
+        with roomy.streaming(name, "S", max_tokens=16) as states:
+            next(states)
+            took = time.monotonic() - began
+            for _ in states:
+                pass
+        return took
+
+    cold = sorted(first_token_s(name) for name in adapters)
+    warm = sorted(first_token_s(name) for name in list(adapters)[-8:] * 4)
+    print(
+        f"p50/p99 of the first token, ms: out of room {_percentiles(cold)}, in {_percentiles(warm)}"
+    )
+    assert cold[-1] < 5
+    for name, (_, oracle) in adapters.items():
+        body = roomy.gen(name, "S").json()
+        assert roomy.is_answer(body, oracle, "S")
+
+
+def _percentiles(sorted_s: list[float]) -> str:
+    last = len(sorted_s) - 1
+    return f"{sorted_s[last // 2] * 1000:.0f}/{sorted_s[round(last * 0.99)] * 1000:.0f}"
