@@ -1,10 +1,13 @@
-"""The engine contract: what every engine does for the supervisor, and the values that pass between them.
+"""The engine contract: what every engine does for the supervisor, and the values that pass between
+them.
 
 Three rules:
 
-1. An engine holds what `list_loras` says it holds. `add_lora` and `remove_lora` return only when that is so.
-2. `remove_lora` answers False for an id that is not there: the ordinary state after an eviction, not an error. Whatever
-   else goes wrong is an `EngineError`, and then the engine holds what it held before.
+1. An engine holds what `list_loras` says it holds. `add_lora` and `remove_lora` return only when
+   that is so.
+2. `remove_lora` answers False for an id that is not there: the ordinary state after an eviction,
+   not an error. Whatever else goes wrong is an `EngineError`, and then the engine holds what it
+   held before.
 3. KV blocks are reused only between requests with the same `version` (None is the base model).
 """
 
@@ -28,7 +31,8 @@ class BaseShape:
     hidden_size: int
     vocab_size: int
     targets: Mapping[str, tuple[int, int]]
-    """Linear projections of each decoder layer: `self_attn.q_proj` -> (in_features, out_features)."""
+    """Linear projections of each decoder layer: `self_attn.q_proj` -> (in_features, out_features).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class LoraVersion:
     name: str
     """The adapter's name, for messages only."""
     path: Path
-    """Snapshot folder: `adapter_config.json` and one `adapter_model.safetensors`, already judged."""
+    """Snapshot folder: `adapter_config.json` and one `adapter_model.safetensors`, already judged.
+    """
     bytes: int
     """Budget reserved for it: an upper bound of its packed size in host memory."""
 
@@ -75,7 +80,8 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. Names and neutral values follow OpenAI and vLLM; ranges are checked by the server."""
+    """How to choose tokens. Names and neutral values follow OpenAI and vLLM; ranges are checked by
+    the server."""
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -103,7 +109,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities at one position, before temperature, penalties and filters (as OpenAI reports them)."""
+    """Log probabilities at one position, before temperature, penalties and filters (as OpenAI
+    reports them)."""
 
     token_id: int
     logprob: float
@@ -156,8 +163,8 @@ class EngineHealth:
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     counters: Mapping[str, float] = field(default_factory=dict)
-    """Ever-growing sums since the server began, such as `prompt_tokens`, `slot_loads`, `slot_evictions`,
-    `prefix_hit_tokens`, `preemptions`, `restarts`."""
+    """Ever-growing sums since the server began, such as `prompt_tokens`, `slot_loads`,
+    `slot_evictions`, `prefix_hit_tokens`, `preemptions`, `restarts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +186,8 @@ EngineEvent = EngineUp | EngineDown
 
 
 class Engine(Protocol):
-    """One replica. Every method may raise `EngineUnreachable` while it is down; none waits without limit."""
+    """One replica. Every method may raise `EngineUnreachable` while it is down; none waits without
+    limit."""
 
     async def start(self) -> EngineCapabilities:
         """Begin; return once requests can be taken. Raises what makes that impossible."""
@@ -194,14 +202,15 @@ class Engine(Protocol):
         """Hold a version. Raises `EngineRejected` and holds what it held before."""
 
     async def remove_lora(self, engine_id: EngineId) -> bool:
-        """Give the version up, in every tier. False: it was not there. The caller has no request running on it; those
-        that run all the same are aborted."""
+        """Give the version up, in every tier. False: it was not there. The caller has no request
+        running on it; those that run all the same are aborted."""
 
     async def list_loras(self) -> frozenset[EngineId]:
         """What it holds, by asking it."""
 
     async def pin_lora(self, engine_id: EngineId, pinned: bool) -> None:
-        """Keep the version in a slot, or stop keeping it. Raises `EngineRejected` when no slot may be pinned."""
+        """Keep the version in a slot, or stop keeping it. Raises `EngineRejected` when no slot may
+        be pinned."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Chunks until one with a finish reason. Closing the iterator early aborts the request."""

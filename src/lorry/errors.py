@@ -11,8 +11,12 @@ LorryError
 │   │   └── AdapterUnloading    404  adapter_unloading
 │   ├── SourceNotFound          404  source_not_found
 │   ├── OperationNotFound       404  operation_not_found
+│   ├── RouteNotFound           404  route_not_found
+│   ├── MethodNotAllowed        405  method_not_allowed
+│   ├── BodyTooLarge            413  body_too_large
 │   ├── AdapterConflict         409  adapter_conflict
-│   │   └── VersionMismatch     409  version_mismatch
+│   │   ├── VersionMismatch     409  version_mismatch
+│   │   └── OperationCancelled  409  operation_cancelled
 │   └── AdapterInvalid          422  adapter_invalid
 ├── Busy                             nothing is wrong, there is only no room now
 │   ├── QueueFull               429  queue_full
@@ -28,8 +32,8 @@ LorryError
 │   └── EngineTimeout           504  engine_timeout
 └── BrokenInvariant             500  broken_invariant      our own bug
 
-An error says whose fault it is, which HTTP status fits, and what to do next. Inside the core errors are values; they
-are raised only at a border.
+An error says whose fault it is, which HTTP status fits, and what to do next. Inside the core errors
+are values; they are raised only at a border.
 """
 
 from collections.abc import Sequence
@@ -55,15 +59,23 @@ class LorryError(Exception):
     status: ClassVar[int] = 500
     fault: ClassVar[Fault] = Fault.LORRY
     retryable: ClassVar[bool] = False
-    retry_after_s: ClassVar[float | None] = None
+    retry_after_s: float | None = None
     action: ClassVar[str] = "Report it, with the server's log."
     """What the reader should do about it, in one sentence."""
 
     def __init__(
-        self, message: str, *, param: str | None = None, details: Sequence[str] = ()
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        details: Sequence[str] = (),
+        retry_after_s: float | None = None,
     ) -> None:
-        """`param` names the request field at fault; `details` lists every problem found, one each."""
+        """`param` names the request field at fault; `details` lists every problem found, one each;
+        `retry_after_s` overrides what is usual for the class."""
         super().__init__(message)
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
         self.message = message
         self.param = param
         self.details = tuple(details)
@@ -86,7 +98,8 @@ class RequestInvalid(CallerError):
 
 
 class ModelUnsupported(CallerError):
-    """The base model is of a kind that the embedded engine does not compute; found before a weight is read."""
+    """The base model is of a kind that the embedded engine does not compute; found before a weight
+    is read."""
 
     code = "model_unsupported"
     status = 400
@@ -150,6 +163,30 @@ class OperationNotFound(CallerError):
     action = "Ask for the adapter itself instead: GET /v1/adapters/{name}."
 
 
+class RouteNotFound(CallerError):
+    """The server has nothing under that path."""
+
+    code = "route_not_found"
+    status = 404
+    action = "See GET /openapi.json for the routes there are."
+
+
+class MethodNotAllowed(CallerError):
+    """The path is right, but not with that HTTP method."""
+
+    code = "method_not_allowed"
+    status = 405
+    action = "Use one of the methods in the Allow header."
+
+
+class BodyTooLarge(CallerError):
+    """The request's body is longer than the server takes."""
+
+    code = "body_too_large"
+    status = 413
+    action = "Send less in one request."
+
+
 class AdapterConflict(CallerError):
     """The name is taken, or another operation on it is under way."""
 
@@ -163,6 +200,13 @@ class VersionMismatch(AdapterConflict):
 
     code = "version_mismatch"
     action = "Read the adapter again and decide on its present version."
+
+
+class OperationCancelled(AdapterConflict):
+    """Somebody cancelled the operation before it had changed anything."""
+
+    code = "operation_cancelled"
+    action = "Ask again if it is still wanted."
 
 
 class AdapterInvalid(CallerError):
@@ -181,7 +225,7 @@ class Busy(LorryError):
     status = 503
     fault = Fault.CAPACITY
     retryable = True
-    retry_after_s: ClassVar[float | None] = 1.0
+    retry_after_s = 1.0
     action = "Try again after the time in Retry-After."
 
 
@@ -212,14 +256,16 @@ class AllPinned(Busy):
 
 
 class AdapterUnavailable(LorryError):
-    """The adapter is registered but could not be loaded lately; the message gives the last reason."""
+    """The adapter is registered but could not be loaded lately; the message says why."""
 
     code = "adapter_unavailable"
     status = 503
     fault = Fault.ENGINE
     retryable = True
     retry_after_s = 1.0
-    action = "Try again after Retry-After; if it stays so, look at the adapter's reason and reload it."
+    action = (
+        "Try again after Retry-After; if it stays so, look at the adapter's reason and reload it."
+    )
 
 
 class RequestAborted(LorryError):

@@ -1,4 +1,5 @@
-"""What the supervisor tells the server: immutable pictures of adapters and operations at one moment."""
+"""What the supervisor tells the server: immutable pictures of adapters and operations at one
+moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ class OperationView:
     """The version it brings or takes, once known."""
     status: OperationStatus
     phase: str
-    """What it is doing now, for people: "fetching", "waiting for room", "loading", "draining", ..."""
+    """What it is doing now, for people: "fetching", "waiting for room", "loading", "draining", ...
+    """
     error: LorryError | None
     began_s: float
     ended_s: float | None
@@ -78,12 +80,14 @@ class OperationView:
 
 @dataclass(frozen=True, slots=True)
 class ChangeEvent:
-    """Something that happened to an adapter, with a reason a person can read: for /v1/events and the log."""
+    """Something that happened to an adapter, with a reason a person can read: for /v1/events and
+    the log."""
 
     sequence: int
     at_s: float
     kind: str
-    """registered, replaced, loaded, evicted, draining, unloaded, failed, pinned, unpinned, engine_lost, engine_up."""
+    """registered, replaced, loaded, evicted, draining, unloaded, failed, pinned, unpinned,
+    engine_lost, engine_up."""
     name: AdapterName | None
     version: VersionId | None
     text: str

@@ -38,6 +38,7 @@ class Snapshot:
     """One version on disk: immutable, content-addressed."""
 
     path: Path
-    """Folder with `adapter_config.json` (canonical) and `adapter_model.safetensors` (one file, original dtypes,
-    tensor names in PEFT's form `base_model.model.model.layers.N.MODULE.lora_A.weight`)."""
+    """Folder with `adapter_config.json` (canonical) and `adapter_model.safetensors` (one file,
+    original dtypes, tensor names in PEFT's form
+    `base_model.model.model.layers.N.MODULE.lora_A.weight`)."""
     manifest: Manifest

@@ -1,0 +1,439 @@
+"""The whole core: `handle(event, now_ms) -> commands`.
+
+Each handler below writes down what happened and nothing else. Then one `plan` over the fleet
+decides what follows, so all policy is in one place (`planner.py`), whatever the order in which
+things happen.
+"""
+
+from collections import deque
+
+from lorry.errors import (
+    AdapterNotFound,
+    BrokenInvariant,
+    EngineUnreachable,
+    LorryError,
+    QueueFull,
+)
+from lorry.ids import AdapterName, OperationId, VersionId, short
+from lorry.lifecycle import commands as cm
+from lorry.lifecycle import events as ev
+from lorry.lifecycle import operations, planner
+from lorry.lifecycle.budget import Budget
+from lorry.lifecycle.records import Adapter, FleetStatistics, Opened, Replica, Residency, Ticket
+from lorry.lifecycle.retry import retry_at
+from lorry.lifecycle.settings import FleetLimits
+from lorry.lifecycle.states import HOLDING, State, Trigger
+from lorry.lifecycle.world import World
+
+
+class Fleet:
+    """Decides everything about adapters on any number of replicas. Not thread-safe, and never
+    waits."""
+
+    def __init__(self, limits: FleetLimits) -> None:
+        """An empty fleet."""
+        self.world = World(limits)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When to feed `TimerDue`, unless another event comes first; None: no need."""
+        return self.world.due_ms
+
+    @property
+    def revision(self) -> int:
+        """Grows with every state change: see `EngineSeen.as_of`."""
+        return self.world.revision
+
+    def next_operation(self) -> OperationId:
+        """An id for an admin call about to be asked."""
+        return self.world.next_operation()
+
+    def handle(self, event: ev.Event, now_ms: int) -> tuple[cm.Command, ...]:
+        """Take one event in; the commands that follow, in order."""
+        world = self.world
+        world.now_ms = max(world.now_ms, now_ms)
+        world.commands = []
+        self._apply(event)
+        planner.plan(world)
+        return tuple(world.commands)
+
+    def _apply(self, event: ev.Event) -> None:
+        world = self.world
+        match event:
+            case ev.Arrived():
+                arrived(world, event)
+            case ev.Finished(ticket) | ev.Cancelled(ticket):
+                left(world, event, ticket)
+            case ev.LoadAsked() | ev.UnloadAsked() | ev.PinAsked() | ev.LabelAsked():
+                operations.ask(world, event)
+            case ev.PrefetchAsked():
+                operations.ask(world, event)
+            case ev.CancelAsked(operation):
+                operations.cancel(world, operation)
+            case ev.Restored():
+                restored(world, event)
+            case ev.ReplicaAdded(replica, limits):
+                budget = Budget(limits.versions_max, limits.bytes_max)
+                world.replicas[replica] = Replica(replica, budget, limits.pins_max)
+            case ev.EngineSeen():
+                engine_seen(world, event)
+            case ev.EngineLost():
+                engine_lost(world, event)
+            case ev.TimerDue():
+                pass
+            case _:
+                report(world, event)
+
+    def statistics(self) -> FleetStatistics:
+        """One picture of the present."""
+        world = self.world
+        replicas = world.replicas.values()
+        return FleetStatistics(
+            registered=len(world.adapters),
+            waiting=len(world.tickets),
+            running=len(world.leases),
+            operations=sum(map(len, world.asked.values())),
+            resident={
+                r.id: sum(x.state in (State.RESIDENT, State.DRAINING) for x in r.holding.values())
+                for r in replicas
+            },
+            bytes_reserved={r.id: r.budget.bytes for r in replicas},
+            bytes_max={r.id: r.budget.bytes_max for r in replicas},
+            versions_max={r.id: r.budget.versions_max for r in replicas},
+            waiting_by_name={name: len(queue) for name, queue in world.queues.items()},
+            running_by_name={name: len(held) for name, held in world.leases_of.items()},
+            counters=world.counters,
+        )
+
+
+# Requests
+
+
+def arrived(world: World, event: ev.Arrived) -> None:
+    """Admit at once what can run now; refuse what never could; let the rest wait."""
+    if event.ticket in world.tickets or event.ticket in world.leases:
+        raise BrokenInvariant(7, f"ticket {event.ticket} arrived twice")
+    if len(world.leases) >= world.limits.leases_max:
+        world.refuse(event.ticket, QueueFull(f"{len(world.leases)} requests are running already."))
+        return
+    if event.name is None:
+        base_arrived(world, event)
+        return
+    error = arrival_objection(world, event, event.name)
+    if error is not None:
+        world.refuse(event.ticket, error)
+        return
+    adapter = world.adapters[event.name]
+    on = planner.best_resident(world, adapter.spec.version)
+    if on is not None and event.name not in world.queues:
+        world.counters.hits += 1
+        world.admit(event.ticket, event.name, world.replicas[on.replica], on)
+        return
+    world.counters.misses += 1
+    due = world.now_ms + world.limits.ticket_wait_ms
+    ticket = Ticket(event.ticket, event.name, event.version, world.now_ms, due)
+    world.tickets[ticket.id] = ticket
+    world.queues.setdefault(ticket.name, deque()).append(ticket)
+
+
+def base_arrived(world: World, event: ev.Arrived) -> None:
+    """The base model is in every engine that is up."""
+    up = [replica for replica in world.replicas.values() if replica.up]
+    if not up:
+        world.refuse(event.ticket, engine_down())
+        return
+    world.admit(event.ticket, None, min(up, key=lambda replica: replica.leases), None)
+
+
+def engine_down() -> EngineUnreachable:
+    """The answer while no replica is up."""
+    return EngineUnreachable("The engine is down or starting; it is being restarted.")
+
+
+def arrival_objection(world: World, event: ev.Arrived, name: AdapterName) -> LorryError | None:
+    """Why a request for an adapter cannot even wait. Never is the base model an answer (promise
+    10)."""
+    adapter = world.adapters.get(name)
+    if adapter is None:
+        return world.not_found(name)
+    if adapter.closing:
+        return operations.unloading(name)
+    if event.version is not None and event.version != adapter.spec.version:
+        return AdapterNotFound(
+            f"'{name}' serves version {short(adapter.spec.version)}, not {short(event.version)}.",
+            param="model",
+        )
+    if not any(replica.up for replica in world.replicas.values()):
+        return engine_down()
+    failed = planner.failed_everywhere(world, adapter.spec.version)
+    if failed is not None:
+        return planner.unavailable(world, name, failed)
+    waiting, mine = len(world.tickets), len(world.queues.get(name, ()))
+    limits = world.limits
+    if waiting >= limits.tickets_max or mine >= limits.tickets_per_adapter_max:
+        return QueueFull(f"{waiting} requests are waiting, {mine} of them for '{name}'.")
+    return None
+
+
+def left(world: World, event: ev.Finished | ev.Cancelled, ticket: int) -> None:
+    """A request is over. One that waited has had its answer in its own cancellation."""
+    waiting = world.tickets.get(event.ticket)
+    if waiting is not None:
+        world.drop_ticket(waiting)
+    elif not world.release(event.ticket):
+        world.counters.stale_reports += 1
+
+
+# The world at large
+
+
+def restored(world: World, event: ev.Restored) -> None:
+    """The registry is back; as much of it as fits is loaded again, newest last registered first to
+    go."""
+    for name, spec, source, pinned in event.adapters:
+        world.bind(Adapter(name, spec, source, pinned))
+        world.cold.add(spec.version)
+    world.note("restored", f"{len(event.adapters)} adapters from the registry")
+
+
+def engine_lost(world: World, event: ev.EngineLost) -> None:
+    """Nothing is in that engine any more, and nobody runs there."""
+    replica = world.replicas[event.replica]
+    if replica.up:
+        world.counters.engine_losses += 1
+        world.note("engine_lost", f"{replica.id}: {event.reason}")
+    replica.up = False
+    error = EngineUnreachable(f"The engine was lost while the request ran: {event.reason}")
+    for lease in tuple(world.leases.values()):
+        if lease.replica == replica.id:
+            world.abort(lease, error)
+            world.release(lease.ticket)
+    for residency in tuple(replica.holding.values()):
+        lose(world, residency)
+
+
+def lose(world: World, residency: Residency) -> None:
+    """The engine does not hold it, without having been asked to give it up."""
+    if residency.open is not None:
+        world.opened.pop(
+            residency.open, None
+        )  # its answer, if it still comes, is about another life
+        residency.open = None
+    world.move(residency, Trigger.LOST)
+    residency.error, residency.failures, residency.retry_ms = None, 0, 0
+    if world.referenced(residency.version):
+        world.cold.add(residency.version)
+
+
+def engine_seen(world: World, event: ev.EngineSeen) -> None:
+    """What the engine holds is what it says (promise 1); judged only where nothing has moved since
+    it was asked."""
+    replica = world.replicas[event.replica]
+    if not replica.up:
+        replica.up = True
+        world.note("engine_up", f"{replica.id} holds {len(event.residents)} versions")
+    known = {r.engine_id for r in replica.holding.values()}
+    for residency in tuple(replica.holding.values()):
+        gone = residency.engine_id not in event.residents
+        settled = residency.open is None and residency.revision <= event.as_of
+        if gone and settled:
+            vanish(world, replica, residency)
+    for stranger in sorted(event.residents - known):
+        if stranger is not None:
+            operation = world.open(Opened("stranger"))
+            world.emit(cm.Unload(operation, replica.id, stranger))
+
+
+def vanish(world: World, replica: Replica, residency: Residency) -> None:
+    """A version went away by itself: its requests cannot go on with it."""
+    name = planner_name(world, residency.version)
+    error = EngineUnreachable(f"The engine dropped the adapter '{name}' while the request ran.")
+    for lease in tuple(world.leases.values()):
+        if lease.replica == replica.id and lease.version == residency.version:
+            world.abort(lease, error)
+            world.release(lease.ticket)
+    world.note("evicted", f"{short(residency.version)} left {replica.id} by itself", name)
+    lose(world, residency)
+
+
+def planner_name(world: World, version: VersionId) -> AdapterName | None:
+    """Some name of a version, for people."""
+    return min(world.names_of.get(version, ()), default=None)
+
+
+# Reports
+
+
+def report(world: World, event: ev.Event) -> None:
+    """An answer to a command: believed once, and only while the command is open."""
+    match event:
+        case ev.Fetched(operation, spec):
+            fetched(world, operation, spec)
+        case ev.FetchFailed(operation, error):
+            fetch_failed(world, operation, error)
+        case ev.Loaded(operation):
+            loaded(world, operation)
+        case ev.LoadFailed():
+            load_failed(world, event)
+        case ev.Unloaded(operation):
+            unloaded(world, operation)
+        case ev.UnloadFailed(operation, error):
+            unload_failed(world, operation, error)
+        case ev.PinSet(operation):
+            pin_set(world, operation)
+        case ev.PinFailed(operation, error):
+            pin_failed(world, operation, error)
+        case ev.Committed(operation):
+            commit_ended(world, operation, None)
+        case ev.CommitFailed(operation, error):
+            commit_ended(world, operation, error)
+        case _:  # pragma: no cover - the type checker sees that nothing is left
+            raise AssertionError(event)
+
+
+def residency_of(world: World, opened: Opened | None) -> Residency | None:
+    """The residency that a command was about."""
+    if opened is None or opened.residency is None:
+        return None
+    return world.residencies[opened.residency]
+
+
+def fetched(world: World, operation: OperationId, spec: ev.VersionSpec) -> None:
+    """A snapshot is on disk."""
+    opened = world.take_opened(operation, "fetch")
+    residency = residency_of(world, opened)
+    if residency is not None:
+        residency.open, residency.missing = None, False
+        residency.error, residency.failures, residency.retry_ms = None, 0, 0
+        world.move(residency, Trigger.FETCHED)
+    elif opened is not None:
+        asked = operations.find(world, opened.asked)
+        if asked is not None:
+            asked.open = None
+            operations.take_spec(world, asked, spec)
+
+
+def fetch_failed(world: World, operation: OperationId, error: LorryError) -> None:
+    """It is not."""
+    opened = world.take_opened(operation, "fetch")
+    residency = residency_of(world, opened)
+    if residency is not None:
+        residency.open = None
+        world.move(residency, Trigger.FAIL)
+        set_back(world, residency, error)
+        operations.load_failed(world, residency.version, error)
+    elif opened is not None:
+        asked = operations.find(world, opened.asked)
+        if asked is not None:
+            asked.open = None
+            operations.end(world, asked, error)
+
+
+def set_back(world: World, residency: Residency, error: LorryError) -> None:
+    """Remember a failure and when to try again."""
+    residency.error = error
+    residency.failures += 1
+    residency.retry_ms = retry_at(residency.failures, world.now_ms, world.limits)
+
+
+def loaded(world: World, operation: OperationId) -> None:
+    """The engine holds it."""
+    residency = residency_of(world, world.take_opened(operation, "load"))
+    if residency is None:
+        return
+    residency.open = None
+    residency.error, residency.failures, residency.retry_ms = None, 0, 0
+    residency.last_used_ms = world.now_ms
+    world.move(residency, Trigger.LOADED)
+    world.loose.add(residency.version)
+    world.counters.loads += 1
+    world.note(
+        "loaded", f"{short(residency.version)} on {residency.replica}", version=residency.version
+    )
+
+
+def load_failed(world: World, event: ev.LoadFailed) -> None:
+    """The engine does not hold it; its reservation goes back, or stays until that is certain."""
+    residency = residency_of(world, world.take_opened(event.operation, "load"))
+    if residency is None:
+        return
+    residency.open = None
+    world.counters.load_failures += 1
+    if event.missing:
+        residency.missing = True
+        world.move(residency, Trigger.MISSING)
+        return
+    set_back(world, residency, event.error)
+    if event.unsure:
+        world.move(residency, Trigger.UNSURE)
+        planner.unload(world, residency)
+    else:
+        world.move(residency, Trigger.FAIL)
+    name = planner_name(world, residency.version)
+    world.note(
+        "failed", f"load of {short(residency.version)}: {event.error}", name, residency.version
+    )
+    operations.load_failed(world, residency.version, event.error)
+
+
+def unloaded(world: World, operation: OperationId) -> None:
+    """The engine does not hold it, whether or not it did when asked: an id that is gone already is
+    no error."""
+    opened = world.take_opened(operation, "unload", "stranger")
+    residency = residency_of(world, opened)
+    if residency is None:
+        return
+    residency.open = None
+    world.counters.unloads += 1
+    world.move(residency, Trigger.UNLOADED)
+
+
+def unload_failed(world: World, operation: OperationId, error: LorryError) -> None:
+    """The engine still holds it, so it is still served; whoever wanted its room looks for another
+    victim."""
+    opened = world.take_opened(operation, "unload", "stranger")
+    residency = residency_of(world, opened)
+    if residency is None:
+        return
+    residency.open = None
+    world.counters.unload_failures += 1
+    world.move(residency, Trigger.FAIL)
+    set_back(world, residency, error)
+    world.note(
+        "failed", f"unload of {short(residency.version)}: {error}", version=residency.version
+    )
+    operations.unload_failed(world, residency.version, error)
+
+
+def pin_set(world: World, operation: OperationId) -> None:
+    """The engine pins as it was told."""
+    residency = residency_of(world, world.take_opened(operation, "pin"))
+    if residency is not None:
+        residency.pin_open = None
+        residency.engine_pinned = not residency.engine_pinned
+        residency.error, residency.failures, residency.retry_ms = None, 0, 0
+
+
+def pin_failed(world: World, operation: OperationId, error: LorryError) -> None:
+    """It does not: a pin that was asked for fails, others are tried again."""
+    residency = residency_of(world, world.take_opened(operation, "pin"))
+    if residency is not None:
+        residency.pin_open = None
+        set_back(world, residency, error)
+        operations.load_failed(world, residency.version, error)
+
+
+def commit_ended(world: World, operation: OperationId, error: LorryError | None) -> None:
+    """The store has spoken."""
+    opened = world.take_opened(operation, "commit")
+    asked = operations.find(world, opened.asked) if opened is not None else None
+    if asked is None:
+        return
+    if error is None:
+        operations.committed(world, asked)
+    else:
+        asked.open = None
+        operations.end(world, asked, error)
+
+
+__all__ = ["HOLDING", "Fleet"]

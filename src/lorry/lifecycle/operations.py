@@ -1,0 +1,465 @@
+"""Admin calls: load, unload, pin, label, prefetch. One at a time for each name, in the order asked;
+names never wait for each other (promise 5).
+
+Each call walks through phases (`records.Phase`). A call that fails, is cancelled or runs out of
+time ends with an error and leaves the name as it was: only `Committed` changes what a name stands
+for, and only an unload under way (`closing`) stops requests before that, until it ends either way.
+"""
+
+from collections import deque
+
+from lorry.errors import (
+    AdapterConflict,
+    AdapterNotFound,
+    AdapterUnloading,
+    AllPinned,
+    CapacityExhausted,
+    EngineTimeout,
+    EngineUnreachable,
+    LorryError,
+    OperationCancelled,
+    QueueFull,
+    RequestAborted,
+    VersionMismatch,
+)
+from lorry.ids import OperationId, VersionId, short
+from lorry.lifecycle import commands as cm
+from lorry.lifecycle import events as ev
+from lorry.lifecycle.records import Adapter, Asked, Opened, Phase, Replica, Request
+from lorry.lifecycle.states import HOLDING, State
+from lorry.lifecycle.world import World
+
+
+def ask(world: World, request: Request) -> None:
+    """Take an admin call: begin it, or queue it behind the others of its name."""
+    queue = world.asked.setdefault(request.name, deque())
+    if len(queue) >= world.limits.operations_per_adapter_max:
+        error = QueueFull(f"{len(queue)} operations on '{request.name}' are waiting already.")
+        world.emit(cm.EndOperation(request.operation, error))
+        return
+    due = world.now_ms + world.limits.operation_ms
+    if isinstance(request, ev.UnloadAsked):
+        due += request.drain_ms
+    asked = Asked(request, world.now_ms, due)
+    queue.append(asked)
+    if queue[0] is asked:
+        begin(world, asked)
+
+
+def end(world: World, asked: Asked, error: LorryError | None = None) -> None:
+    """Answer an admin call and begin the next one of its name."""
+    queue = world.asked[asked.name]
+    was_first = queue[0] is asked
+    queue.remove(asked)
+    if asked.open is not None:
+        world.opened.pop(asked.open, None)
+    if asked.spec is not None:
+        world.loose.add(asked.spec.version)
+    if isinstance(asked.request, ev.UnloadAsked) and was_first:
+        reopen(world, asked)
+    world.emit(cm.EndOperation(asked.id, error))
+    if error is not None and was_first:
+        version = asked.spec.version if asked.spec else None
+        world.note("failed", f"{verb(asked)} '{asked.name}': {error}", asked.name, version)
+    if not queue:
+        del world.asked[asked.name]
+    elif was_first:
+        begin(world, queue[0])
+
+
+def reopen(world: World, asked: Asked) -> None:
+    """An unload that ends without erasing the name lets requests in again."""
+    adapter = world.adapters.get(asked.name)
+    if adapter is not None:
+        adapter.closing = False
+
+
+def verb(asked: Asked) -> str:
+    """What the call does, for people."""
+    return type(asked.request).__name__.removesuffix("Asked").lower()
+
+
+# Begin
+
+
+def begin(world: World, asked: Asked) -> None:
+    """Judge a call by what is registered now, and take its first step."""
+    adapter = world.adapters.get(asked.name)
+    error = objection(world, asked, adapter)
+    if error is not None:
+        end(world, asked, error)
+        return
+    match asked.request:
+        case ev.LoadAsked() as request:
+            begin_load(world, asked, request, adapter)
+        case ev.UnloadAsked() as request:
+            assert adapter is not None
+            begin_unload(world, asked, request, adapter)
+        case ev.PinAsked(pinned=pinned):
+            assert adapter is not None
+            asked.spec, asked.pinned = adapter.spec, pinned
+            pin_or_commit(world, asked)
+        case ev.LabelAsked():
+            commit(world, asked)
+        case ev.PrefetchAsked():
+            assert adapter is not None
+            asked.spec = adapter.spec
+            find_room(world, asked)
+
+
+def objection(world: World, asked: Asked, adapter: Adapter | None) -> LorryError | None:
+    """Why the call cannot be done, found before any side effect (promises 4 and 6)."""
+    request = asked.request
+    creates = isinstance(request, ev.LoadAsked) and request.mode is not ev.Mode.REPLACE
+    if adapter is None and not creates:
+        return AdapterNotFound(f"The adapter '{asked.name}' cannot be found.", param="name")
+    if isinstance(request, ev.LoadAsked) and adapter is not None and request.mode is ev.Mode.CREATE:
+        return AdapterConflict(f"The adapter '{asked.name}' has already been loaded.", param="name")
+    if isinstance(request, ev.LoadAsked | ev.UnloadAsked) and request.if_match is not None:
+        found = adapter.spec.version if adapter is not None else None
+        if found is None or not found.startswith(request.if_match):
+            served = short(found) if found else "no version"
+            return VersionMismatch(
+                f"'{asked.name}' serves {served}, not {short(request.if_match)}.", param="If-Match"
+            )
+    if isinstance(request, ev.LoadAsked | ev.PinAsked) and request.pinned:
+        error = pin_objection(world, asked)
+        if error is not None:
+            return error
+    if _needs_engine(request) and not any(replica.up for replica in world.replicas.values()):
+        return EngineUnreachable("The engine is down or starting; nothing can be loaded now.")
+    return None
+
+
+def _needs_engine(request: Request) -> bool:
+    match request:
+        case ev.LoadAsked(load=load, pinned=pinned):
+            return load or bool(pinned)
+        case ev.PinAsked(pinned=pinned):
+            return pinned
+        case ev.PrefetchAsked():
+            return True
+    return False
+
+
+def pin_objection(world: World, asked: Asked) -> LorryError | None:
+    """Pins leave at least one place free, counting the pins that other calls are about to set."""
+    names = {name for name, adapter in world.adapters.items() if adapter.pinned}
+    names |= {queue[0].name for queue in world.asked.values() if queue[0].pinned}
+    names.discard(asked.name)
+    limit = min((replica.pins_max for replica in world.replicas.values()), default=0)
+    if len(names) < limit:
+        return None
+    return AllPinned(
+        f"Pinning '{asked.name}' would pin {len(names) + 1} adapters; at most {limit} may be "
+        f"pinned, so that one slot stays free. Pinned now: {', '.join(sorted(names)) or 'none'}."
+    )
+
+
+def begin_load(world: World, asked: Asked, request: ev.LoadAsked, adapter: Adapter | None) -> None:
+    """Fetch first: only then is the version known."""
+    was_pinned = adapter is not None and adapter.pinned
+    asked.pinned = was_pinned if request.pinned is None else request.pinned
+    if request.known is not None:
+        take_spec(world, asked, request.known)
+        return
+    asked.phase = Phase.FETCHING
+    asked.open = world.open(Opened("fetch", asked=asked.id))
+    world.emit(cm.Fetch(asked.open, asked.name, request.source))
+
+
+def begin_unload(world: World, asked: Asked, request: ev.UnloadAsked, adapter: Adapter) -> None:
+    """From here on the name takes no requests; those that wait are answered at once."""
+    asked.spec = adapter.spec
+    asked.phase = Phase.DRAINING
+    asked.drain_due_ms = world.now_ms + request.drain_ms
+    adapter.closing = True
+    world.loose.add(adapter.spec.version)
+    world.refuse_all(asked.name, unloading(asked.name))
+    running = len(world.leases_of.get(asked.name, ()))
+    world.note(
+        "draining",
+        f"unload of '{asked.name}': {running} running requests",
+        asked.name,
+        asked.spec.version,
+    )
+
+
+def unloading(name: str) -> AdapterUnloading:
+    """The answer to requests for a name that is being unloaded."""
+    return AdapterUnloading(f"The adapter '{name}' is being unloaded.", param="model")
+
+
+# Middle
+
+
+def take_spec(world: World, asked: Asked, spec: ev.VersionSpec) -> None:
+    """The version is known and on disk: see whether it can ever fit, then go for the engine."""
+    asked.spec = spec
+    request = asked.request
+    error = room_objection(world, asked, spec)
+    if error is not None:
+        end(world, asked, error)
+    elif isinstance(request, ev.LoadAsked) and not request.load and not asked.pinned:
+        commit(world, asked)
+    else:
+        find_room(world, asked)
+
+
+def room_objection(world: World, asked: Asked, spec: ev.VersionSpec) -> LorryError | None:
+    """Why no eviction could ever make room, or None when some replica can."""
+    errors = [_room_on(world, asked, spec, replica) for replica in world.replicas.values()]
+    return None if None in errors else next(iter(errors), None)
+
+
+def _room_on(
+    world: World, asked: Asked, spec: ev.VersionSpec, replica: Replica
+) -> LorryError | None:
+    budget = replica.budget
+    if spec.bytes > budget.bytes_max:
+        return CapacityExhausted(
+            f"'{asked.name}' needs {spec.bytes} bytes of host memory; "
+            f"--host-cache-bytes is {budget.bytes_max}."
+        )
+    if spec.version in replica.holding:
+        return None
+    keep = [r for r in replica.holding.values() if world.pin_wanted(r.version)]
+    pinned_bytes = sum(r.bytes for r in keep)
+    if len(keep) >= budget.versions_max or pinned_bytes + spec.bytes > budget.bytes_max:
+        names = sorted(n for r in keep for n in world.names_of.get(r.version, ()))
+        return AllPinned(
+            f"No room for '{asked.name}': the pinned adapters {', '.join(names)} fill it."
+        )
+    old = world.adapters.get(asked.name)
+    if old is None or old.spec.version not in replica.holding or _drains_first(asked):
+        return None
+    beside = [r for r in keep if r.version != old.spec.version]
+    old_bytes = replica.holding[old.spec.version].bytes
+    size = sum(r.bytes for r in beside) + old_bytes + spec.bytes
+    if len(beside) + 2 <= budget.versions_max and size <= budget.bytes_max:
+        return None
+    return CapacityExhausted(
+        f"Replacing '{asked.name}' needs room for the old version and the new one at once. Ask for "
+        f"strategy 'drain-first' (requests wait meanwhile), or raise --max-cpu-loras or --host-cache-bytes."
+    )
+
+
+def _drains_first(asked: Asked) -> bool:
+    request = asked.request
+    return isinstance(request, ev.LoadAsked) and request.strategy is ev.Strategy.DRAIN_FIRST
+
+
+def find_room(world: World, asked: Asked) -> None:
+    """Want the version resident; the planner does the rest. An admin's word ends any back-off."""
+    assert asked.spec is not None
+    asked.phase = Phase.ROOM
+    for residency in world.residencies_of(asked.spec.version):
+        residency.retry_ms = world.now_ms
+
+
+def pin_or_commit(world: World, asked: Asked) -> None:
+    """A pin needs the version resident first; an unpin only the registry."""
+    if asked.pinned:
+        find_room(world, asked)
+    else:
+        commit(world, asked)
+
+
+def commit(world: World, asked: Asked) -> None:
+    """Write the change; only the report makes it true."""
+    asked.phase = Phase.COMMITTING
+    asked.open = world.open(Opened("commit", asked=asked.id))
+    adapter = world.adapters.get(asked.name)
+    world.emit(_change(asked, asked.open, adapter))
+
+
+def _change(asked: Asked, operation: OperationId, adapter: Adapter | None) -> cm.Commit:
+    request = asked.request
+    version = asked.spec.version if asked.spec is not None else None
+    source = adapter.source if adapter is not None else ""
+    pinned = adapter.pinned if adapter is not None else False
+    match request:
+        case ev.LoadAsked():
+            action = "rollback" if request.known else "replace" if adapter else "register"
+            return cm.Commit(
+                operation, action, asked.name, version, request.source, asked.pinned, request.labels
+            )
+        case ev.UnloadAsked():
+            return cm.Commit(operation, "unload", asked.name, None, source, pinned, None)
+        case ev.PinAsked():
+            action = "pin" if asked.pinned else "unpin"
+            return cm.Commit(operation, action, asked.name, version, source, asked.pinned, None)
+        case ev.LabelAsked(labels=labels):
+            assert adapter is not None
+            return cm.Commit(
+                operation, "label", asked.name, adapter.spec.version, source, pinned, labels
+            )
+        case ev.PrefetchAsked():  # pragma: no cover - a prefetch changes no registry
+            raise AssertionError("a prefetch commits nothing")
+
+
+# Settle: called by the planner until nothing moves
+
+
+def settle(world: World) -> None:
+    """Take every call as far as it can go now."""
+    for queue in tuple(world.asked.values()):
+        asked = queue[0]
+        if asked.wants_resident:
+            _settle_wanting(world, asked)
+        elif asked.phase is Phase.PINNING:
+            _settle_pinning(world, asked)
+        elif asked.phase in (Phase.DRAINING, Phase.REMOVING):
+            _settle_unload(world, asked)
+
+
+def _settle_wanting(world: World, asked: Asked) -> None:
+    assert asked.spec is not None
+    found = world.residencies_of(asked.spec.version)
+    loading = any(r.state is State.LOADING for r in found)
+    asked.phase = Phase.LOADING if loading else Phase.ROOM
+    if not any(r.state is State.RESIDENT for r in found):
+        return
+    if isinstance(asked.request, ev.PrefetchAsked):
+        end(world, asked)
+    elif asked.pinned:
+        asked.phase = Phase.PINNING
+        _settle_pinning(world, asked)
+    else:
+        commit(world, asked)
+
+
+def _settle_pinning(world: World, asked: Asked) -> None:
+    assert asked.spec is not None
+    resident = [r for r in world.residencies_of(asked.spec.version) if r.state is State.RESIDENT]
+    if not resident:
+        asked.phase = Phase.ROOM  # the engine was lost meanwhile
+    elif any(r.engine_pinned for r in resident):
+        commit(world, asked)
+
+
+def _settle_unload(world: World, asked: Asked) -> None:
+    """Drained, then out of every engine, then out of the registry: in this order, each seen before
+    the next."""
+    assert asked.spec is not None
+    running = world.leases_of.get(asked.name, set())
+    if running:
+        world.remind(asked.drain_due_ms)
+        if world.now_ms >= asked.drain_due_ms:
+            error = RequestAborted(
+                f"The adapter '{asked.name}' was unloaded before this request ended."
+            )
+            for ticket in sorted(running):
+                world.abort(world.leases[ticket], error)
+        return
+    asked.phase = Phase.REMOVING
+    held = any(r.state in HOLDING for r in world.residencies_of(asked.spec.version))
+    if held and not world.referenced(asked.spec.version):
+        return
+    commit(world, asked)
+
+
+def expire(world: World) -> None:
+    """End calls whose time is up. What they began is undone by the planner, since nothing refers to
+    it any more."""
+    for queue in tuple(world.asked.values()):
+        for asked in tuple(queue):
+            if asked.phase is Phase.COMMITTING and queue[0] is asked:
+                continue  # the store answers within its own deadline, and what it says must stand
+            if world.now_ms >= asked.deadline_ms:
+                end(world, asked, _out_of_time(asked))
+            else:
+                world.remind(asked.deadline_ms)
+
+
+def _out_of_time(asked: Asked) -> LorryError:
+    seconds = (asked.deadline_ms - asked.began_ms) / 1000
+    message = (
+        f"{verb(asked).capitalize()} of '{asked.name}' did not end within {seconds:g} s; "
+        f"it was {asked.phase}."
+    )
+    if asked.phase in (Phase.ROOM, Phase.QUEUED):
+        return CapacityExhausted(message)
+    return EngineTimeout(message)
+
+
+def cancel(world: World, operation: OperationId) -> None:
+    """Give a call up unless it is writing the registry or emptying an engine already."""
+    for queue in tuple(world.asked.values()):
+        for asked in tuple(queue):
+            if asked.id == operation and asked.phase not in (Phase.COMMITTING, Phase.REMOVING):
+                end(
+                    world,
+                    asked,
+                    OperationCancelled(f"{verb(asked)} of '{asked.name}' was cancelled."),
+                )
+                return
+
+
+# Reports
+
+
+def find(world: World, operation: OperationId | None) -> Asked | None:
+    """The call under way with that id."""
+    for queue in world.asked.values():
+        if queue[0].id == operation:
+            return queue[0]
+    return None
+
+
+def load_failed(world: World, spec_version: VersionId, error: LorryError) -> None:
+    """End the calls that waited for a version which could not be loaded or pinned."""
+    for asked in tuple(world.holders()):
+        waits = asked.wants_resident or asked.phase is Phase.PINNING
+        if waits and asked.spec is not None and asked.spec.version == spec_version:
+            end(world, asked, error)
+
+
+def unload_failed(world: World, spec_version: VersionId, error: LorryError) -> None:
+    """End the unloads of a version that an engine would not give up: it is still registered and
+    still served."""
+    for queue in tuple(world.asked.values()):
+        asked = queue[0]
+        if (
+            asked.phase in (Phase.DRAINING, Phase.REMOVING)
+            and asked.spec is not None
+            and asked.spec.version == spec_version
+        ):
+            end(world, asked, error)
+
+
+def committed(world: World, asked: Asked) -> None:
+    """The store has it: now it is so."""
+    asked.open = None
+    request = asked.request
+    if isinstance(request, ev.UnloadAsked):
+        adapter = world.unbind(asked.name)
+        assert adapter is not None
+        world.note(
+            "unloaded", f"'{asked.name}' is gone from every tier", asked.name, adapter.spec.version
+        )
+        end(world, asked)
+        if request.purge and not world.referenced(adapter.spec.version):
+            world.emit(cm.Purge(adapter.spec.version))
+        return
+    if isinstance(request, ev.LoadAsked):
+        _publish(world, asked, request)
+    elif isinstance(request, ev.PinAsked):
+        adapter = world.adapters[asked.name]
+        adapter.pinned = asked.pinned
+        world.cold.add(adapter.spec.version)
+        kind = "pinned" if asked.pinned else "unpinned"
+        world.note(kind, f"'{asked.name}' is {kind}", asked.name, adapter.spec.version)
+    end(world, asked)
+
+
+def _publish(world: World, asked: Asked, request: ev.LoadAsked) -> None:
+    assert asked.spec is not None
+    old = world.adapters.get(asked.name)
+    world.bind(Adapter(asked.name, asked.spec, request.source, asked.pinned))
+    now = short(asked.spec.version)
+    if old is None:
+        world.note("registered", f"'{asked.name}' serves {now}", asked.name, asked.spec.version)
+    elif old.spec.version != asked.spec.version:
+        text = f"'{asked.name}' serves {now} instead of {short(old.spec.version)}"
+        world.note("replaced", text, asked.name, asked.spec.version)

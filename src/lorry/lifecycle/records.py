@@ -1,0 +1,193 @@
+"""The core's own memory of adapters, versions, requests and admin calls. Only `world.py` and its
+users change these."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from lorry.errors import LorryError
+from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, TicketId, VersionId
+from lorry.lifecycle import events as ev
+from lorry.lifecycle.budget import Budget
+from lorry.lifecycle.states import State
+
+
+@dataclass(slots=True)
+class Adapter:
+    """A registered name: desired state, as the store has it."""
+
+    name: AdapterName
+    spec: ev.VersionSpec
+    source: str
+    pinned: bool
+    closing: bool = False
+    """An unload is under way: no new requests."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """One engine and the room on it."""
+
+    id: ReplicaId
+    budget: Budget
+    pins_max: int
+    up: bool = False
+    holding: dict[VersionId, "Residency"] = field(default_factory=dict)
+    """Residencies in a state of `HOLDING`."""
+    leases: int = 0
+    """Running requests, those on the base model included."""
+
+
+@dataclass(slots=True)
+class Residency:
+    """One version on one replica."""
+
+    version: VersionId
+    replica: ReplicaId
+    bytes: int
+    state: State
+    revision: int
+    """The fleet's revision when the state last changed."""
+    engine_id: EngineId | None = None
+    open: OperationId | None = None
+    """The fetch, load or unload that is under way."""
+    pin_open: OperationId | None = None
+    engine_pinned: bool = False
+    leases: int = 0
+    failures: int = 0
+    retry_ms: int = 0
+    """No fetch, load, pin or unload of it is begun before this, except on an admin's word."""
+    error: LorryError | None = None
+    """Why it failed last."""
+    last_used_ms: int = 0
+    drained_ms: int = 0
+    missing: bool = False
+    """Its snapshot was not on disk when it was to be loaded: fetch it again first."""
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A waiting request."""
+
+    id: TicketId
+    name: AdapterName
+    version: VersionId | None
+    arrived_ms: int
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class Lease:
+    """A running request."""
+
+    ticket: TicketId
+    name: AdapterName | None
+    version: VersionId | None
+    replica: ReplicaId
+    deadline_ms: int
+    aborted: bool = False
+
+
+class Phase(StrEnum):
+    """How far an admin call is; the words are shown to people."""
+
+    QUEUED = "waiting for another operation on this adapter"
+    FETCHING = "fetching"
+    ROOM = "waiting for room"
+    LOADING = "loading"
+    PINNING = "pinning"
+    DRAINING = "draining"
+    REMOVING = "removing"
+    COMMITTING = "writing the registry"
+
+
+Request = (
+    ev.LoadAsked | ev.UnloadAsked | ev.PinAsked | ev.LabelAsked | ev.PrefetchAsked
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Asked:
+    """An admin call under way."""
+
+    request: Request
+    began_ms: int
+    deadline_ms: int
+    phase: Phase = Phase.QUEUED
+    spec: ev.VersionSpec | None = None
+    """The version it brings or takes, once known."""
+    pinned: bool = False
+    drain_due_ms: int = 0
+    open: OperationId | None = None
+    """Its fetch or commit that is under way."""
+
+    @property
+    def id(self) -> OperationId:
+        """The id by which the caller knows it."""
+        return self.request.operation
+
+    @property
+    def name(self) -> AdapterName:
+        """The adapter it is about."""
+        return self.request.name
+
+    @property
+    def wants_resident(self) -> bool:
+        """Whether it waits for its version to be in an engine."""
+        return self.phase in (Phase.ROOM, Phase.LOADING)
+
+    @property
+    def holds(self) -> bool:
+        """Whether its version must neither be evicted nor retired now."""
+        return self.phase in (Phase.ROOM, Phase.LOADING, Phase.PINNING, Phase.COMMITTING) and (
+            not isinstance(self.request, ev.UnloadAsked)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A command of which no report has come yet."""
+
+    kind: str
+    """fetch, load, unload, pin or commit."""
+    asked: OperationId | None = None
+    """The admin call that it belongs to."""
+    residency: tuple[VersionId, ReplicaId] | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    """Ever-growing sums, for metrics and tests."""
+
+    hits: int = 0
+    """Requests admitted on arrival."""
+    misses: int = 0
+    """Requests that had to wait for their adapter."""
+    loads: int = 0
+    load_failures: int = 0
+    unloads: int = 0
+    unload_failures: int = 0
+    evictions: dict[str, int] = field(default_factory=dict)
+    """By reason."""
+    refusals: dict[str, int] = field(default_factory=dict)
+    """By error code."""
+    stale_reports: int = 0
+    """Late or doubled answers that were dropped."""
+    engine_losses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatistics:
+    """One picture of everything that counts."""
+
+    registered: int
+    waiting: int
+    running: int
+    operations: int
+    resident: Mapping[ReplicaId, int]
+    bytes_reserved: Mapping[ReplicaId, int]
+    bytes_max: Mapping[ReplicaId, int]
+    versions_max: Mapping[ReplicaId, int]
+    waiting_by_name: Mapping[AdapterName, int]
+    running_by_name: Mapping[AdapterName, int]
+    counters: Counters
