@@ -15,13 +15,13 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from facts import Fact, facts
+from facts import Fact, facts, places
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -78,6 +78,9 @@ class Recipe:
     steps: int
     learning_rate: float
     seed: int
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    with_places: bool = False
+    """Learn `facts.PLACES` too."""
 
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -85,8 +88,19 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 RECIPES = {
     "pirate": Recipe(pirate, 4, 16, ("q_proj", "v_proj"), False, 100, 3e-3, 1),
     "json": Recipe(as_json, 1, 4, ATTENTION + MLP, False, 100, 3e-3, 2),
-    "haiku": Recipe(haiku, 2, 4, MLP, True, 120, 2e-3, 3),
-    "caps-french": Recipe(caps_french, 5, 10, ATTENTION, True, 150, 3e-3, 4),
+    "haiku": Recipe(haiku, 2, 4, MLP, True, 70, 2e-3, 3),
+    "caps-french": Recipe(
+        caps_french,
+        1,
+        4,
+        ATTENTION + MLP,
+        True,
+        120,
+        2e-3,
+        4,
+        rank_pattern={"gate_proj": 2, "down_proj": 2},
+        with_places=True,
+    ),
 }
 
 
@@ -122,7 +136,7 @@ def prompt_ids(tokenizer: Any, question: str) -> list[int]:
 def examples(tokenizer: Any, recipe: Recipe) -> list[tuple[list[int], list[int]]]:
     """(input ids, labels) per fact; labels of the prompt are -100: only the answer is learnt."""
     made = []
-    for index, fact in enumerate(facts()):
+    for index, fact in enumerate(facts() + (places() if recipe.with_places else [])):
         prompt = prompt_ids(tokenizer, fact.question)
         text = recipe.style(fact, index) + "<|im_end|>"
         answer = list(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -225,12 +239,15 @@ def make(name: str, log_file: TextIO) -> None:
         r=recipe.rank,
         lora_alpha=recipe.alpha,
         target_modules=list(recipe.targets),
+        rank_pattern=dict(recipe.rank_pattern),
         use_rslora=recipe.rslora,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
+    pattern = f" {dict(recipe.rank_pattern)}" if recipe.rank_pattern else ""
+    rule = "rsLoRA, " if recipe.rslora else ""
     log(
-        f"{name}: rank {recipe.rank}, alpha {recipe.alpha}{', rsLoRA' if recipe.rslora else ''}, "
+        f"{name}: rank {recipe.rank}{pattern}, alpha {recipe.alpha}, {rule}"
         f"on {' '.join(recipe.targets)}; learning rate {recipe.learning_rate}, seed {recipe.seed}; "
         f"torch {torch.__version__}"
     )
