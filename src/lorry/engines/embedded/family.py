@@ -80,6 +80,8 @@ class Family:
     """The head is the embedding."""
     max_positions: int
     sliding_window: int | None
+    rope_type: str
+    rope_theta: float
 
     @property
     def q_size(self) -> int:
@@ -135,6 +137,8 @@ def read_family(config: Config) -> Family:
         tied=bool(config.get("tie_word_embeddings", False)),
         max_positions=int(config.get("max_position_embeddings", known.max_position_embeddings)),
         sliding_window=_window(config, known),
+        rope_type=_rope_type(_rope(config)),
+        rope_theta=float(_rope(config).get("rope_theta", config.get("rope_theta", 10000.0))),
     )
     _check_heads(family)
     return family
@@ -166,19 +170,35 @@ def _refuse_extras(config: Config, architecture: str, known: Defaults) -> None:
             f"{known.window_flag} is true in config.json: {architecture} with a sliding window in "
             "some layers is not computed."
         )
+    others = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+    if others:
+        raise ModelUnsupported(
+            f"layer_types in config.json names {others[0]!r}; only 'full_attention' is computed."
+        )
     _refuse_rope(config)
 
 
+def _rope(config: Config) -> Config:
+    """transformers 5 writes `rope_parameters`; older files have `rope_scaling`, which wins if there."""
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
+def _rope_type(rope: Config) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
 def _refuse_rope(config: Config) -> None:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope = _rope(config)
+    kind = _rope_type(rope)
     if kind not in ROPE_TYPES:
         raise ModelUnsupported(
             f"rope type {kind!r} in config.json is not computed; known are {', '.join(ROPE_TYPES)}."
         )
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1.0):
-        raise ModelUnsupported(f"partial_rotary_factor is {partial} in config.json; only 1.0 is.")
+        raise ModelUnsupported(
+            f"partial_rotary_factor is {partial} in config.json; only 1.0 is computed."
+        )
 
 
 def _size(config: Config, key: str) -> int:

@@ -39,11 +39,10 @@ class Rope:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Frequencies come from transformers' own functions, so every scaling is theirs."""
+        """The table itself is made when positions are first asked for."""
         self._inverse, self._scaling = rope_frequencies(config, family)
         self._dtype = dtype
         self._device = device
-        self._limit = family.max_positions
         self._cos = self._sin = torch.empty(0)
 
     def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
@@ -68,20 +67,21 @@ class Rope:
 
 
 def rope_frequencies(config: Mapping[str, Any], family: Family) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] in float32, and the factor on cosines and sines (yarn's; else 1)."""
+    """Inverse frequencies [head_dim / 2] in float32, and the factor on cosines and sines.
+
+    Scaled ones come from transformers' own functions; it takes seconds to import, so not for plain ones.
+    """
+    if family.rope_type == "default":
+        steps = torch.arange(0, family.head_dim, 2, dtype=torch.float32) / family.head_dim
+        return 1.0 / (family.rope_theta**steps), 1.0
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     own = {key: value for key, value in config.items() if key != "model_type"}
     model_type = family.architecture.removesuffix("ForCausalLM").lower()
     parsed = AutoConfig.for_model(model_type, **own)
-    rope = parsed.rope_parameters
-    kind = rope.get("rope_type", "default")
-    if kind != "default":
-        inverse, scaling = ROPE_INIT_FUNCTIONS[kind](parsed, torch.device("cpu"))
-        return inverse, float(scaling)
-    steps = torch.arange(0, family.head_dim, 2, dtype=torch.float32) / family.head_dim
-    return 1.0 / (rope["rope_theta"] ** steps), 1.0
+    inverse, scaling = ROPE_INIT_FUNCTIONS[family.rope_type](parsed, torch.device("cpu"))
+    return inverse, float(scaling)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -1,0 +1,113 @@
+"""Drives a decoder as the engine does, in small: sequences with blocks of their own, any mix of chunks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lorry.engines.embedded.batch import StepBatch
+from lorry.engines.embedded.lora import load_adapter
+from lorry.engines.embedded.model import Decoder
+from lorry.engines.embedded.slots import LoraSlots
+
+BLOCK_SIZE = 4
+
+
+@dataclass
+class Running:
+    """One sequence under way."""
+
+    tokens: list[int]
+    slot: int
+    table: list[int]
+    done: int = 0
+    logits: dict[int, Tensor] = field(default_factory=dict)
+    """By position."""
+
+
+class Driver:
+    """A decoder, its slots filled with adapters in order, and a block counter."""
+
+    def __init__(
+        self,
+        model: Path,
+        adapters: Mapping[str, Path],
+        dtype: str = "float32",
+        merge_waste_max: int = 1 << 30,
+        blocks: int = 512,
+    ) -> None:
+        """`merge_waste_max` as in `LoraSlots`: the default here always merges."""
+        self.decoder = Decoder.load(model, dtype, "cpu")
+        self.decoder.allocate_kv(blocks, BLOCK_SIZE)
+        shape, kind = self.decoder.shape, self.decoder.dtype
+        self.slots = LoraSlots(
+            len(adapters) or 1, 64, shape, kind, self.decoder.device, merge_waste_max
+        )
+        self.slot_of: dict[str | None, int] = {None: -1}
+        for slot, (name, folder) in enumerate(adapters.items()):
+            self.slots.put(slot, load_adapter(folder, shape, kind))
+            self.slot_of[name] = slot
+        self.decoder.attach(self.slots)
+        self._next_block = 0
+
+    def begin(
+        self, tokens: Sequence[int], adapter: str | None, prefix: Running | None = None
+    ) -> Running:
+        """A sequence; with `prefix`, its full blocks that hold the same tokens are shared."""
+        run = Running(list(tokens), self.slot_of[adapter], [])
+        if prefix is not None:
+            limit = min(len(run.tokens) - 1, prefix.done)
+            same = 0
+            while same < limit and run.tokens[same] == prefix.tokens[same]:
+                same += 1
+            shared = same // BLOCK_SIZE
+            run.table = prefix.table[:shared]
+            run.done = shared * BLOCK_SIZE
+        return run
+
+    def step(self, plan: Sequence[tuple[Running, int]]) -> None:
+        """Compute `count` more tokens of each sequence, in one batch, and keep all their logits."""
+        ids, positions, rows = [], [], []
+        for run, count in plan:
+            rows += [(run, at) for at in range(run.done, run.done + count)]
+            ids += run.tokens[run.done : run.done + count]
+            positions += range(run.done, run.done + count)
+            run.done += count
+            while len(run.table) * BLOCK_SIZE < run.done:
+                run.table.append(self._next_block)
+                self._next_block += 1
+        logits = self.decoder.forward(
+            StepBatch(
+                token_ids=ids,
+                positions=positions,
+                query_lens=[count for _, count in plan],
+                context_lens=[run.done for run, _ in plan],
+                block_tables=[run.table for run, _ in plan],
+                slots=[run.slot for run, _ in plan],
+                logit_rows=range(len(ids)),
+            )
+        )
+        assert logits.dtype == torch.float32
+        for (run, at), row in zip(rows, logits, strict=True):
+            run.logits[at] = row
+
+    def greedy(self, runs: Sequence[Running], count: int) -> list[list[int]]:
+        """Prefill what is left of each, then decode all together."""
+        starts = [len(run.tokens) for run in runs]
+        self.step([(run, len(run.tokens) - run.done) for run in runs])
+        for _ in range(count - 1):
+            self._choose(runs)
+            self.step([(run, 1) for run in runs])
+        self._choose(runs)
+        return [run.tokens[start:] for run, start in zip(runs, starts, strict=True)]
+
+    def _choose(self, runs: Sequence[Running]) -> None:
+        for run in runs:
+            run.tokens.append(int(run.logits[run.done - 1].argmax()))
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest logit."""
+    return float((found - expected).abs().max() / expected.abs().max())
