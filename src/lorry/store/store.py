@@ -45,12 +45,12 @@ class Store(Protocol):
         """All registered adapters, by name."""
 
     def put(self, record: AdapterRecord, audit: AuditEntry) -> None:
-        """Insert or overwrite one adapter and its manifest, with the audit row, in one transaction.
-        """
+        """Insert or overwrite one adapter and its manifest, with the audit row, in one
+        transaction."""
 
     def remove(self, name: AdapterName, audit: AuditEntry) -> None:
-        """Forget one adapter; manifests that no adapter names any more stay for rollback of others.
-        """
+        """Forget one adapter; manifests that no adapter names any more stay for rollback of
+        others."""
 
     def manifest(self, version: VersionId) -> Manifest | None:
         """A version's manifest, also of one that is no longer served (for rollback)."""
