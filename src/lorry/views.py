@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lorry.artifacts.snapshot import Manifest
+from lorry.engine import EngineHealth
 from lorry.errors import LorryError
 from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, VersionId
 
@@ -91,3 +92,57 @@ class ChangeEvent:
     name: AdapterName | None
     version: VersionId | None
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One engine, in numbers."""
+
+    id: ReplicaId
+    up: bool
+    reason: str
+    """Why it is not up, or ""."""
+    resident: int
+    """Versions in host memory."""
+    versions_max: int
+    bytes_reserved: int
+    bytes_max: int
+    running: int
+    """Leases."""
+    health: EngineHealth
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Everything that counts, at one moment. Sums grow for the server's life."""
+
+    registered: int
+    waiting: int
+    """Tickets."""
+    running: int
+    """Leases."""
+    operations: int
+    """Admin calls under way."""
+    waiting_by_name: Mapping[AdapterName, int]
+    running_by_name: Mapping[AdapterName, int]
+    replicas: tuple[ReplicaView, ...]
+    host_hits: int
+    """Requests whose adapter was in host memory when they came."""
+    host_misses: int
+    """Requests that had to wait for their adapter."""
+    loads: int
+    load_failures: int
+    load_seconds: tuple[float, ...]
+    """Times of the last loads, newest last, at most 1,000; `loads` counts them all."""
+    unloads: int
+    unload_failures: int
+    evictions: Mapping[str, int]
+    """By reason: "room" (an idle version made room), "fairness" (one was drained for it)."""
+    refusals: Mapping[str, int]
+    """By error code."""
+    stale_reports: int
+    engine_losses: int
+    disk_bytes: int
+    disk_bytes_max: int | None
+    disk_versions: int
+    disk_evictions: int

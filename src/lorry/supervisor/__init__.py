@@ -1,0 +1,6 @@
+"""The thin shell around the core: carries out commands, feeds reports, runs requests."""
+
+from lorry.supervisor.settings import SupervisorSettings
+from lorry.supervisor.supervisor import LoadRequest, Supervisor
+
+__all__ = ["LoadRequest", "Supervisor", "SupervisorSettings"]

@@ -1,0 +1,88 @@
+"""The registry as the store has it, beside the manifests of every version that may still be asked
+for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lorry.artifacts.snapshot import Manifest
+from lorry.errors import BrokenInvariant
+from lorry.ids import AdapterName, VersionId
+from lorry.lifecycle import commands as cm
+from lorry.store.store import AdapterRecord, AuditEntry, Store
+
+PREVIOUS_MAX = 8
+"""Versions a name remembers for rollback."""
+
+
+class Registry:
+    """A mirror of the store, changed only after the store has been. Its blocking methods say so."""
+
+    def __init__(self, store: Store) -> None:
+        """Empty until `read`."""
+        self._store = store
+        self.records: dict[AdapterName, AdapterRecord] = {}
+        self.manifests: dict[VersionId, Manifest] = {}
+
+    def read(self) -> None:
+        """Read everything. Blocks; raises `StorageFailed`."""
+        for record in self._store.adapters():
+            self.records[record.name] = record
+            self.manifests[record.manifest.version] = record.manifest
+            for version in record.previous:
+                manifest = self._store.manifest(version)
+                if manifest is not None:
+                    self.manifests[version] = manifest
+
+    def change(self, command: cm.Commit, at_s: float) -> AdapterRecord | None:
+        """What a commit makes of its adapter's record; None: it is erased."""
+        if command.version is None:
+            return None
+        manifest = self.manifests.get(command.version)
+        if manifest is None:
+            raise BrokenInvariant(1, f"no manifest of {command.version}, which is to be served")
+        old = self.records.get(command.name)
+        previous: tuple[VersionId, ...] = ()
+        if old is not None:
+            kept = (old.manifest.version, *old.previous)
+            previous = tuple(v for v in kept if v != command.version)[:PREVIOUS_MAX]
+        labels: Mapping[str, str] = old.labels if old is not None else {}
+        return AdapterRecord(
+            name=command.name,
+            source=command.source,
+            manifest=manifest,
+            pinned=command.pinned,
+            labels=labels if command.labels is None else dict(command.labels),
+            created_s=old.created_s if old is not None else at_s,
+            updated_s=at_s,
+            previous=previous,
+        )
+
+    def write(self, command: cm.Commit, record: AdapterRecord | None, at_s: float) -> None:
+        """Write a change. Blocks; raises `StorageFailed` and then nothing has changed."""
+        audit = AuditEntry(at_s, command.action, command.name, command.version)
+        if record is None:
+            old = self.records[command.name]
+            audit = replace(audit, version=old.manifest.version)
+            self._store.remove(command.name, audit)
+        else:
+            self._store.put(record, audit)
+
+    def apply(self, command: cm.Commit, record: AdapterRecord | None) -> tuple[VersionId, ...]:
+        """Take a written change over; the versions that the name may have stood for last."""
+        old = self.records.pop(command.name, None)
+        if record is not None:
+            self.records[command.name] = record
+        return () if old is None else (old.manifest.version, *old.previous)
+
+    def served(self) -> frozenset[VersionId]:
+        """The versions that names stand for now."""
+        return frozenset(record.manifest.version for record in self.records.values())
+
+    def forget_unused(self, version: VersionId) -> None:
+        """Drop the manifest of a version that no name stands for or could be rolled back to."""
+        used = any(
+            version == record.manifest.version or version in record.previous
+            for record in self.records.values()
+        )
+        if not used:
+            self.manifests.pop(version, None)

@@ -1,0 +1,372 @@
+"""Carries out the core's commands and feeds back what came of them.
+
+Each command that waits for somebody (disk, store, engine) runs in a task of its own with a
+deadline, so no adapter waits for another's (promise 5). Whatever goes wrong in one becomes its
+report; only a bug of ours ends the server.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import anyio.lowlevel
+from anyio import to_thread
+
+from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.snapshot import Snapshot
+from lorry.artifacts.sources import resolve_local
+from lorry.clock import Clock
+from lorry.engine import Engine, EngineDown, EngineHealth, LoraVersion
+from lorry.errors import AdapterInvalid, EngineRejected, EngineTimeout, LorryError, StorageFailed
+from lorry.ids import AdapterName, OperationId, ReplicaId, TicketId, VersionId, short
+from lorry.lifecycle import commands as cm
+from lorry.lifecycle import events as ev
+from lorry.lifecycle.fleet import Fleet
+from lorry.lifecycle.invariants import check
+from lorry.supervisor.book import Book
+from lorry.supervisor.changes import Changes
+from lorry.supervisor.registry import Registry
+from lorry.supervisor.requests import ABORT_S, Request
+from lorry.supervisor.settings import SupervisorSettings
+
+log = logging.getLogger(__name__)
+
+FETCHES_MAX = 4
+"""Snapshots made at once; more would share one disk and finish no sooner."""
+
+TIMES_KEPT = 1000
+
+
+class Shell:
+    """The core and everything it commands."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        engines: Mapping[ReplicaId, Engine],
+        registry: Registry,
+        cache: DiskCache,
+        settings: SupervisorSettings,
+        clock: Clock,
+    ) -> None:
+        """Nothing runs before `run_in`."""
+        self.fleet = fleet
+        self.engines = engines
+        self.registry = registry
+        self.cache = cache
+        self.settings = settings
+        self.clock = clock
+        self.book = Book(settings.operations_kept, self._progress)
+        self.changes = Changes(settings.changes_kept)
+        self.requests: dict[TicketId, Request] = {}
+        self.load_seconds: list[float] = []
+        self.down_reasons: dict[ReplicaId, str] = dict.fromkeys(engines, "starting")
+        self.health = dict.fromkeys(engines, EngineHealth(False, "starting"))
+        self.up_changed = anyio.Event()
+        self._ended = anyio.Event()
+        self._losses: dict[ReplicaId, int] = dict.fromkeys(engines, 0)
+        self._fetching: dict[AdapterName, threading.Event] = {}
+        self._disk_threads = anyio.CapacityLimiter(FETCHES_MAX)
+        self._store_thread = anyio.CapacityLimiter(1)
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._timer_set: int | None = None
+        self._timer_moved = anyio.Event()
+
+    def run_in(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Begin to watch the engines and the clock."""
+        self._tasks = tasks
+        tasks.start_soon(self._keep_time)
+        for replica, engine in self.engines.items():
+            tasks.start_soon(self._watch, replica, engine)
+            tasks.start_soon(self._reconcile, replica, engine)
+            tasks.start_soon(self._keep_health, replica, engine)
+
+    # Events in, commands out
+
+    def feed(self, event: ev.Event) -> None:
+        """Tell the core, and begin what it commands. Never waits."""
+        for command in self.fleet.handle(event, self.clock.now_ms()):
+            self._carry_out(command)
+        if self.fleet.due_ms != self._timer_set:
+            self._timer_set = self.fleet.due_ms
+            self._timer_moved.set()
+
+    def _carry_out(self, command: cm.Command) -> None:
+        match command:
+            case cm.Admit(ticket):
+                self.requests[ticket].admit(command)
+            case cm.Refuse(ticket, error):
+                self.requests[ticket].refuse(error)
+            case cm.Abort(ticket, error):
+                self._spawn(self._abort, ticket, error)
+            case cm.EndOperation(operation, error):
+                self._end_operation(operation, error)
+            case cm.Note(kind, name, version, text):
+                self.changes.add(self.clock.wall_s(), kind, name, version, text)
+            case cm.Fetch():
+                self._spawn(self._fetch, command)
+            case cm.Load():
+                self._spawn(self._load, command)
+            case cm.Unload():
+                self._spawn(self._unload, command)
+            case cm.SetPin():
+                self._spawn(self._set_pin, command)
+            case cm.Commit():
+                self._spawn(self._commit, command)
+            case cm.Purge(version):
+                self._spawn(self._purge, version)
+
+    def _spawn(self, task: Callable[..., object], *arguments: object) -> None:
+        assert self._tasks is not None, "the supervisor has not been entered"
+        self._tasks.start_soon(task, *arguments)  # type: ignore[arg-type]
+
+    def _progress(self, name: AdapterName) -> tuple[str, VersionId | None]:
+        queue = self.fleet.world.asked.get(name)
+        if not queue:
+            return "", None
+        return queue[0].phase, queue[0].spec.version if queue[0].spec is not None else None
+
+    def _end_operation(self, operation: OperationId, error: LorryError | None) -> None:
+        view = self.book.view(operation)
+        self.book.end(operation, error, self.clock.wall_s())
+        stop = self._fetching.pop(view.name, None)
+        if stop is not None:
+            stop.set()
+        if view.version is not None:
+            self._forget(view.version)
+        self._tell_ended()
+
+    def leave(self, ticket: TicketId) -> None:
+        """A request's context is over."""
+        del self.requests[ticket]
+        self._tell_ended()
+
+    async def until_idle(self) -> None:
+        """Return once no request and no admin call is under way."""
+        while self.requests or self.book.running():
+            await self._ended.wait()
+
+    def _tell_ended(self) -> None:
+        self._ended.set()
+        self._ended = anyio.Event()
+
+    def _forget(self, version: VersionId) -> None:
+        """Drop what is known of a version that nobody needs any more."""
+        if not self.fleet.world.referenced(version):
+            self.registry.forget_unused(version)
+            self.cache.release(version)
+
+    # Commands
+
+    async def _abort(self, ticket: TicketId, error: LorryError) -> None:
+        request = self.requests.get(ticket)
+        if request is None:
+            return
+        request.abort(error)
+        engine = self.engines[request.admitted.replica] if request.admitted else None
+        if engine is not None:
+            with anyio.move_on_after(ABORT_S):
+                try:
+                    await engine.abort(request.engine_request)
+                except LorryError as problem:  # down: it runs nothing any more
+                    log.debug("abort of %s: %s", request.engine_request, problem)
+        request.release()
+
+    async def _fetch(self, command: cm.Fetch) -> None:
+        stop = threading.Event()
+        if command.expected is None:
+            self._fetching[command.name] = stop
+        try:
+            snapshot = await to_thread.run_sync(
+                self._snapshot, command, stop, limiter=self._disk_threads
+            )
+        except LorryError as error:
+            self.feed(ev.FetchFailed(command.operation, error))
+            return
+        except Exception as error:
+            log.exception("snapshot of %s", command.source)
+            failure = AdapterInvalid(f"'{command.name}' cannot be read: {error!r}")
+            self.feed(ev.FetchFailed(command.operation, failure))
+            return
+        version = snapshot.manifest.version
+        if command.expected is not None and version != command.expected:
+            message = (
+                f"The snapshot of '{command.name}' is gone, and {command.source} holds another "
+                f"version now ({short(version)}, not {short(command.expected)}); load it again."
+            )
+            self.feed(ev.FetchFailed(command.operation, AdapterInvalid(message)))
+            return
+        self.registry.manifests[version] = snapshot.manifest
+        spec = ev.VersionSpec(version, snapshot.manifest.host_bytes)
+        self.feed(ev.Fetched(command.operation, spec))
+
+    def _snapshot(self, command: cm.Fetch, stop: threading.Event) -> Snapshot:
+        """In a worker thread."""
+        capabilities = next(iter(self.engines.values())).capabilities()
+        folder = resolve_local(command.source, self.settings.adapter_roots)
+        return self.cache.snapshot(
+            command.name,
+            folder,
+            capabilities.base,
+            capabilities.max_lora_rank,
+            cancelled=stop.is_set,
+            roots=self.settings.adapter_roots,
+        )
+
+    async def _load(self, command: cm.Load) -> None:
+        began_ms = self.clock.now_ms()
+        try:
+            path = await to_thread.run_sync(
+                self.cache.open, command.version, limiter=self._disk_threads
+            )
+            if path is None:
+                error: LorryError = StorageFailed(f"The snapshot of '{command.name}' is gone.")
+                self.feed(ev.LoadFailed(command.operation, error, missing=True))
+                return
+            with anyio.fail_after(self.settings.load_timeout_s):
+                await self.engines[command.replica].add_lora(self._version(command, path))
+        except (TimeoutError, EngineTimeout) as problem:
+            error = _timeout(f"load of '{command.name}'", problem)
+            self.feed(ev.LoadFailed(command.operation, error, unsure=True))
+        except Exception as problem:  # noqa: BLE001 - whatever it was, the load is answered
+            error = _engine_error(f"load of '{command.name}'", problem)
+            self.feed(ev.LoadFailed(command.operation, error))
+        else:
+            self.load_seconds.append((self.clock.now_ms() - began_ms) / 1000)
+            del self.load_seconds[:-TIMES_KEPT]
+            self.feed(ev.Loaded(command.operation))
+
+    def _version(self, command: cm.Load, path: Path) -> LoraVersion:
+        size = self.registry.manifests[command.version].host_bytes
+        return LoraVersion(command.engine_id, command.version, command.name, path, size)
+
+    async def _unload(self, command: cm.Unload) -> None:
+        """False is an answer like True: the engine does not hold it (the field report on
+        unload)."""
+        engine = self.engines[command.replica]
+        try:
+            with anyio.fail_after(self.settings.command_timeout_s):
+                existed = await engine.remove_lora(command.engine_id)
+        except TimeoutError as problem:
+            self.feed(ev.UnloadFailed(command.operation, _timeout("unload", problem)))
+        except Exception as problem:  # noqa: BLE001 - whatever it was, the unload is answered
+            self.feed(ev.UnloadFailed(command.operation, _engine_error("unload", problem)))
+        else:
+            if not existed:
+                log.debug("%s had given engine id %d up", command.replica, command.engine_id)
+            self.feed(ev.Unloaded(command.operation, existed))
+
+    async def _set_pin(self, command: cm.SetPin) -> None:
+        engine = self.engines[command.replica]
+        try:
+            with anyio.fail_after(self.settings.command_timeout_s):
+                await engine.pin_lora(command.engine_id, command.pinned)
+        except TimeoutError as problem:
+            self.feed(ev.PinFailed(command.operation, _timeout("pin", problem)))
+        except Exception as problem:  # noqa: BLE001 - whatever it was, the pin is answered
+            self.feed(ev.PinFailed(command.operation, _engine_error("pin", problem)))
+        else:
+            self.feed(ev.PinSet(command.operation))
+
+    async def _commit(self, command: cm.Commit) -> None:
+        """The thread is not given up on cancellation: a write that was begun is told to the
+        core."""
+        at_s = self.clock.wall_s()
+        try:
+            record = self.registry.change(command, at_s)
+            write = partial(self.registry.write, command, record, at_s)
+            await to_thread.run_sync(write, limiter=self._store_thread)
+        except LorryError as error:
+            self.feed(ev.CommitFailed(command.operation, error))
+            return
+        except Exception as problem:
+            log.exception("commit of %s", command.name)
+            failure = StorageFailed(f"The registry could not be written: {problem!r}")
+            self.feed(ev.CommitFailed(command.operation, failure))
+            return
+        before = self.registry.apply(command, record)
+        self.cache.protect(self.registry.served())
+        self.feed(ev.Committed(command.operation))
+        for version in before:
+            self._forget(version)
+
+    async def _purge(self, version: VersionId) -> None:
+        try:
+            await to_thread.run_sync(self.cache.remove, version, limiter=self._disk_threads)
+        except LorryError as error:
+            log.warning("purge of %s: %s", short(version), error)
+
+    # Engines and time
+
+    async def _watch(self, replica: ReplicaId, engine: Engine) -> None:
+        """Ups and downs of one engine."""
+        async for event in engine.events():
+            if isinstance(event, EngineDown):
+                self._losses[replica] += 1
+                self.down_reasons[replica] = event.reason
+                self.feed(ev.EngineLost(replica, event.reason))
+            else:
+                self.down_reasons[replica] = ""
+                self.feed(ev.EngineSeen(replica, event.residents, self.fleet.revision))
+            self.up_changed.set()
+            self.up_changed = anyio.Event()
+
+    async def _reconcile(self, replica: ReplicaId, engine: Engine) -> None:
+        """Ask the engine now and then what it holds: residency is observed, never remembered."""
+        while True:
+            await anyio.sleep(self.settings.reconcile_s)
+            as_of, losses = self.fleet.revision, self._losses[replica]
+            try:
+                with anyio.fail_after(self.settings.command_timeout_s):
+                    residents = await engine.list_loras()
+            except (TimeoutError, LorryError) as error:
+                log.debug("%s did not say what it holds: %s", replica, error)
+                continue
+            if losses == self._losses[replica] and not self.down_reasons[replica]:
+                self.feed(ev.EngineSeen(replica, residents, as_of))
+            for violation in check(self.fleet.world):
+                log.error("broken invariant %s", violation)
+
+    async def _keep_health(self, replica: ReplicaId, engine: Engine) -> None:
+        """The engine's last word about itself, for pages and metrics, which must not wait for
+        it."""
+        while True:
+            self.health[replica] = await engine.health()
+            await anyio.sleep(self.settings.health_s)
+
+    async def _keep_time(self) -> None:
+        """Feed `TimerDue` when the core's next deadline comes."""
+        while True:
+            moved = self._timer_moved
+            if moved.is_set():
+                self._timer_moved = moved = anyio.Event()
+            due = self.fleet.due_ms
+            if due is None:
+                await moved.wait()
+                continue
+            late = due + 1  # so that rounding to milliseconds never wakes it too early
+            with anyio.move_on_after(max(0, late - self.clock.now_ms()) / 1000):
+                await moved.wait()
+            if self.clock.now_ms() >= due:
+                self.feed(ev.TimerDue())
+                await anyio.lowlevel.checkpoint()
+
+
+def _timeout(what: str, problem: BaseException) -> EngineTimeout:
+    if isinstance(problem, EngineTimeout):
+        return problem
+    return EngineTimeout(f"The engine did not answer the {what} within its deadline.")
+
+
+def _engine_error(what: str, problem: Exception) -> LorryError:
+    """An engine's error as a value; anything that is not ours is wrapped, with the engine's
+    words."""
+    if isinstance(problem, LorryError):
+        return problem
+    log.error("the engine failed the %s", what, exc_info=problem)
+    return EngineRejected(f"The engine failed the {what}: {problem!r}")

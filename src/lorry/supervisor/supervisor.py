@@ -1,0 +1,337 @@
+"""The supervisor: what the server talks to. Owns the core, its tasks and timers; is handed engines,
+imports none."""
+
+import logging
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+import anyio
+from anyio import to_thread
+
+from lorry.artifacts.cache import DiskCache
+from lorry.clock import Clock, SystemClock
+from lorry.engine import (
+    Engine,
+    EngineCapabilities,
+    EngineHealth,
+    GenerateRequest,
+    SamplingParams,
+    TokenChunk,
+)
+from lorry.errors import AdapterNotFound, EngineUnreachable, ShuttingDown
+from lorry.ids import AdapterName, OperationId, ReplicaId, TicketId, VersionId, short
+from lorry.lifecycle import events as ev
+from lorry.lifecycle.fleet import Fleet
+from lorry.lifecycle.operations import unloading
+from lorry.lifecycle.records import Request as AdminCall
+from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
+from lorry.store.store import Store
+from lorry.supervisor import picture
+from lorry.supervisor.registry import Registry
+from lorry.supervisor.requests import Request
+from lorry.supervisor.settings import SupervisorSettings
+from lorry.supervisor.shell import Shell
+from lorry.views import AdapterView, ChangeEvent, OperationView, Statistics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Serve the adapter at `source` as `name`."""
+
+    name: AdapterName
+    source: str
+    mode: Literal["create", "replace", "upsert"] = "upsert"
+    if_match: VersionId | None = None
+    """The version that must be served now, or a prefix of it."""
+    pinned: bool | None = None
+    labels: Mapping[str, str] | None = None
+    load: bool = True
+    """False: register only; the first request loads it."""
+    strategy: Literal["beside", "drain-first"] = "beside"
+
+
+class Supervisor:
+    """An async context manager: entered, the engines run and the registry is back; left, all is
+    closed."""
+
+    def __init__(
+        self,
+        *,
+        engines: Mapping[ReplicaId, Engine],
+        store: Store,
+        cache: DiskCache,
+        limits: FleetLimits,
+        settings: SupervisorSettings,
+        clock: Clock | None = None,
+    ) -> None:
+        """Takes over the engines and the store: both are closed at the end."""
+        self._engines = engines
+        self._store = store
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._fleet = Fleet(limits)
+        self._registry = Registry(store)
+        self._shell = Shell(self._fleet, engines, self._registry, cache, settings, self._clock)
+        self._last_ticket = 0
+        self._closing = False
+        self._stack = AsyncExitStack()
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        """Start the engines, read the registry, and wait until the engines are up."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._close_parts)
+            await to_thread.run_sync(self._registry.read)
+            async with anyio.create_task_group() as starting:
+                for engine in self._engines.values():
+                    starting.start_soon(engine.start)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(tasks.cancel_scope.cancel)
+            self._restore()
+            self._shell.run_in(tasks)
+            await self._wait_until_up()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop taking, wait with a limit for what runs, then close."""
+        self._closing = True
+        with anyio.move_on_after(self._settings.shutdown_s):
+            await self._shell.until_idle()
+        for request in tuple(self._shell.requests.values()):
+            request.abort(ShuttingDown("The server is stopping."))
+        await self._stack.aclose()
+
+    async def _close_parts(self) -> None:
+        with anyio.CancelScope(shield=True):
+            for engine in self._engines.values():
+                await engine.aclose()
+            await to_thread.run_sync(self._store.close)
+
+    def _restore(self) -> None:
+        """The core's first events: which replicas there are, and what the registry holds."""
+        for replica, engine in self._engines.items():
+            can = engine.capabilities()
+            pins = min(can.max_loras, can.max_cpu_loras) - 1
+            limits = ReplicaLimits(can.max_cpu_loras, can.host_cache_bytes, pins)
+            self._fleet.handle(ev.ReplicaAdded(replica, limits), self._clock.now_ms())
+        newest_first = sorted(self._registry.records.values(), key=lambda r: -r.updated_s)
+        adapters = tuple(
+            (
+                r.name,
+                ev.VersionSpec(r.manifest.version, r.manifest.host_bytes),
+                r.source,
+                r.pinned,
+            )
+            for r in newest_first
+        )
+        self._shell.cache.protect(self._registry.served())
+        self._shell.feed(ev.Restored(adapters))
+
+    async def _wait_until_up(self) -> None:
+        with anyio.move_on_after(self._settings.start_timeout_s):
+            while any(self._shell.down_reasons.values()):
+                await self._shell.up_changed.wait()
+        if all(self._shell.down_reasons.values()):
+            raise EngineUnreachable(
+                f"No engine came up within {self._settings.start_timeout_s:g} s: "
+                f"{'; '.join(self._shell.down_reasons.values())}"
+            )
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Of the engines, which all serve one base."""
+        return next(iter(self._engines.values())).capabilities()
+
+    # Pictures
+
+    def adapters(self) -> tuple[AdapterView, ...]:
+        """All registered adapters, by name."""
+        return tuple(self.adapter(name) for name in sorted(self._fleet.world.adapters))
+
+    def adapter(self, name: AdapterName) -> AdapterView:
+        """One of them. Raises `AdapterNotFound`."""
+        if name not in self._fleet.world.adapters:
+            raise AdapterNotFound(f"The adapter '{name}' cannot be found.", param="name")
+        return picture.adapter(self._shell, name)
+
+    def statistics(self) -> Statistics:
+        """Everything that counts, from the core and the engines' last word."""
+        return picture.statistics(self._shell)
+
+    async def health(self) -> dict[ReplicaId, EngineHealth]:
+        """Each engine's own word."""
+        return {replica: await engine.health() for replica, engine in self._engines.items()}
+
+    async def events(self, after: int = 0) -> AsyncIterator[ChangeEvent]:
+        """Changes with a sequence above `after`, as they happen, without end."""
+        async for change in self._shell.changes.follow(after):
+            yield change
+
+    # Admin calls: begun now, refused now when hopeless; their end is waited for separately
+
+    def load(self, request: LoadRequest) -> OperationView:
+        """Serve an adapter: fetch, judge, load, publish."""
+        event = ev.LoadAsked(
+            self._fleet.next_operation(),
+            request.name,
+            request.source,
+            mode=ev.Mode(request.mode),
+            if_match=request.if_match,
+            pinned=request.pinned,
+            labels=request.labels,
+            load=request.load,
+            strategy=ev.Strategy(request.strategy),
+        )
+        return self._ask("load", event)
+
+    def unload(
+        self,
+        name: AdapterName,
+        *,
+        drain_timeout_s: float | None = None,
+        purge: bool = False,
+        if_match: VersionId | None = None,
+    ) -> OperationView:
+        """Stop serving an adapter: drain, remove from every engine, forget."""
+        drain_s = self._settings.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
+        operation = self._fleet.next_operation()
+        event = ev.UnloadAsked(operation, name, int(drain_s * 1000), purge, if_match)
+        return self._ask("unload", event)
+
+    def pin(self, name: AdapterName, pinned: bool) -> OperationView:
+        """Keep an adapter resident and in a slot, or stop."""
+        event = ev.PinAsked(self._fleet.next_operation(), name, pinned)
+        return self._ask("pin" if pinned else "unpin", event)
+
+    def label(self, name: AdapterName, labels: Mapping[str, str]) -> OperationView:
+        """Overwrite an adapter's labels."""
+        return self._ask("label", ev.LabelAsked(self._fleet.next_operation(), name, labels))
+
+    def prefetch(self, name: AdapterName) -> OperationView:
+        """Make an adapter resident before anybody asks for it."""
+        return self._ask("prefetch", ev.PrefetchAsked(self._fleet.next_operation(), name))
+
+    def rollback(self, name: AdapterName, version: VersionId | None = None) -> OperationView:
+        """Serve the version before the present one, or the one named. Raises `AdapterNotFound` when
+        no such version is kept."""
+        record = self._registry.records.get(name)
+        if record is None:
+            raise AdapterNotFound(f"The adapter '{name}' cannot be found.", param="name")
+        for previous in record.previous:
+            if version is not None and not previous.startswith(version):
+                continue
+            manifest = self._registry.manifests.get(previous)
+            if manifest is not None and self._shell.cache.get(previous, manifest) is not None:
+                spec = ev.VersionSpec(previous, manifest.host_bytes)
+                operation = self._fleet.next_operation()
+                event = ev.LoadAsked(operation, name, record.source, ev.Mode.REPLACE, known=spec)
+                return self._ask("rollback", event)
+        wanted = short(version) if version is not None else "earlier version"
+        raise AdapterNotFound(f"No {wanted} of '{name}' is kept on disk.", param="version")
+
+    def _ask(self, kind: str, event: AdminCall) -> OperationView:
+        """Feed it; raise at once what refuses it at once."""
+        if self._closing:
+            raise ShuttingDown("The server is stopping and takes no new operations.")
+        self._shell.book.begin(event.operation, kind, event.name, self._clock.wall_s())
+        self._shell.feed(event)
+        view = self._shell.book.view(event.operation)
+        if view.error is not None:
+            raise view.error
+        return view
+
+    async def wait(self, operation: OperationId) -> OperationView:
+        """The end of an admin call; raises its error. Giving the wait up does not cancel the
+        call."""
+        return await self._shell.book.wait(operation)
+
+    def operation(self, operation: OperationId) -> OperationView:
+        """How far it is. Raises `OperationNotFound`."""
+        return self._shell.book.view(operation)
+
+    def operations(self) -> tuple[OperationView, ...]:
+        """Those under way and the last ones that ended, oldest first."""
+        return self._shell.book.views()
+
+    def cancel(self, operation: OperationId) -> OperationView:
+        """Give it up, unless it is past the point where it can be undone."""
+        self._shell.book.view(operation)
+        self._shell.feed(ev.CancelAsked(operation))
+        return self._shell.book.view(operation)
+
+    # Requests
+
+    def resolve(self, model: str) -> tuple[AdapterName, VersionId | None]:
+        """What `name` or `name@version` means now. Raises `AdapterNotFound` or
+        `AdapterUnloading`."""
+        adapters = self._fleet.world.adapters
+        name, version = AdapterName(model), None
+        if name not in adapters and "@" in model:
+            stem, _, wanted = model.rpartition("@")
+            adapter = adapters.get(AdapterName(stem))
+            served = adapter.spec.version if adapter is not None else None
+            if served is not None and len(wanted) >= 12 and served.startswith(wanted):
+                name, version = AdapterName(stem), served
+        if name not in adapters:
+            raise AdapterNotFound(f"The adapter '{model}' cannot be found.", param="model")
+        if adapters[name].closing:
+            raise unloading(name)
+        return name, version
+
+    @asynccontextmanager
+    async def generate(
+        self,
+        *,
+        name: AdapterName | None,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        version: VersionId | None = None,
+        cache_salt: str = "",
+        request_id: str = "",
+    ) -> AsyncIterator[AsyncIterator[TokenChunk]]:
+        """Wait for admission, then give the chunks. Leaving, however that happens, releases the
+        lease once."""
+        if self._closing:
+            raise ShuttingDown("The server is stopping and takes no new requests.")
+        self._last_ticket += 1
+        ticket = TicketId(self._last_ticket)
+        engine_request = f"{request_id or uuid.uuid4().hex}-{ticket}"
+        request = Request(ticket, engine_request, lambda t: self._shell.feed(ev.Finished(t)))
+        self._shell.requests[ticket] = request
+        stream: AsyncGenerator[TokenChunk] | None = None
+        try:
+            self._shell.feed(ev.Arrived(ticket, name, version))
+            await request.answered.wait()
+            admitted = request.admitted
+            if request.error is not None or admitted is None:
+                raise request.error or ShuttingDown("The server is stopping.")
+            stream = request.stream(
+                self._engines[admitted.replica],
+                GenerateRequest(
+                    request_id=engine_request,
+                    prompt=prompt,
+                    sampling=sampling,
+                    engine_id=admitted.engine_id,
+                    version=admitted.version,
+                    cache_salt=cache_salt,
+                ),
+            )
+            yield stream
+        finally:
+            if stream is not None:
+                await stream.aclose()
+            request.release()
+            self._shell.leave(ticket)
