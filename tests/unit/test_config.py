@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lorry.config import ConfigError, LoraModule, Settings, load_settings
+from lorry.config import ConfigError, LoraModule, Settings, layers, load_settings
 from lorry.config.fields import specs
 from lorry.config.page import settings_page
 from lorry.config.parse import size
@@ -128,6 +128,21 @@ def test_two_adapters_cannot_share_a_name_nor_take_the_base_models() -> None:
         "--lora-modules: 'a' is already the name of the adapter from /x",
         "--lora-modules: 'smol' is already the name of the base model",
     ]
+
+
+def test_a_default_follows_the_setting_that_it_would_contradict() -> None:
+    settings = load_settings({**GIVEN, "max_loras": "100", "max_queue": "5"}, {})
+    assert (settings.max_cpu_loras, settings.max_queue_per_adapter) == (100, 5)
+
+
+def test_every_layer_gets_its_part() -> None:
+    flags = {"max_loras": "3", "load_timeout": "7", "request_timeout": "9", "api_key": "secret"}
+    settings = load_settings({**GIVEN, **flags}, {})
+    assert layers.embedded_settings(settings).max_loras == 3
+    assert layers.replica_limits(settings).pins_max == 2
+    assert layers.fleet_limits(settings).operation_ms == 7000
+    assert layers.supervisor_settings(settings).load_timeout_s == 7
+    assert layers.server_settings(settings).api_keys == ("secret",)
 
 
 def test_slots_beyond_host_memory_are_a_contradiction() -> None:

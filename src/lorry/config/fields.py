@@ -24,6 +24,10 @@ PREFIX = "LORRY_"
 
 GIB = 1024**3
 
+CPU_LORAS = 64
+QUEUE_PER_ADAPTER = 1024
+"""Defaults that follow other settings, see `load_settings`."""
+
 Parser = Callable[[object], object]
 
 
@@ -98,7 +102,7 @@ class Settings:
         metadata=_about(
             choice("auto", "bfloat16", "float32"),
             "auto|bfloat16|float32",
-            "Type of weights and KV cache; auto takes bfloat16.",
+            "Type of weights and KV cache; auto takes the file's own.",
         ),
     )
     device: Literal["auto", "cpu", "cuda"] = field(
@@ -112,7 +116,10 @@ class Settings:
     threads: int | None = field(
         default=None,
         metadata=_about(
-            whole(1, 1024), "N", "Threads of the engine on a CPU.", default_text="one per core"
+            whole(1, 1024),
+            "N",
+            "Threads of the engine on a CPU.",
+            default_text="OMP_NUM_THREADS, else one per core",
         ),
     )
     max_model_len: int | None = field(
@@ -121,7 +128,7 @@ class Settings:
             whole(1, 10_000_000),
             "TOKENS",
             "Longest prompt and answer together.",
-            default_text="the model's own limit, at most 8192",
+            default_text="what the model was made for, if its KV fits",
         ),
     )
     chat_template: Path | None = field(
@@ -160,9 +167,12 @@ class Settings:
         ),
     )
     max_cpu_loras: int = field(
-        default=64,
+        default=CPU_LORAS,
         metadata=_about(
-            whole(1, 100_000), "N", "Adapters held in host memory, those in slots included."
+            whole(1, 100_000),
+            "N",
+            "Adapters held in host memory, those in slots included.",
+            default_text="`64`, or `--max-loras` if that is more",
         ),
     )
     host_cache_bytes: int = field(
@@ -217,7 +227,7 @@ class Settings:
         ),
     )
     load_timeout: float = field(
-        default=60.0,
+        default=120.0,
         metadata=_about(
             seconds(0.1, 86_400), "SECONDS", "How long a load may take, the wait for room included."
         ),
@@ -235,19 +245,27 @@ class Settings:
             "Tokens of one step; longer prompts are computed in pieces.",
         ),
     )
-    kv_cache_bytes: int = field(
-        default=1 * GIB,
+    kv_cache_bytes: int | None = field(
+        default=None,
         metadata=_about(
-            size, "SIZE", "Memory for keys and values of running requests.", default_text="`1GiB`"
+            size,
+            "SIZE",
+            "Memory for keys and values of running requests.",
+            default_text="a quarter of what is free, at most 4GiB",
         ),
     )
     max_queue: int = field(
-        default=1024,
+        default=4096,
         metadata=_about(whole(1, 1_000_000), "N", "Requests that may wait; further ones get 429."),
     )
     max_queue_per_adapter: int = field(
-        default=256,
-        metadata=_about(whole(1, 1_000_000), "N", "Requests that may wait for one adapter."),
+        default=QUEUE_PER_ADAPTER,
+        metadata=_about(
+            whole(1, 1_000_000),
+            "N",
+            "Requests that may wait for one adapter.",
+            default_text="`1024`, or `--max-queue` if that is less",
+        ),
     )
     request_timeout: float = field(
         default=600.0,

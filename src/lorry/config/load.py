@@ -15,8 +15,9 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from lorry.config.fields import PREFIX, Settings, SettingSpec, specs
+from lorry.config.fields import CPU_LORAS, PREFIX, QUEUE_PER_ADAPTER, Settings, SettingSpec, specs
 
 OWN_VARIABLES = frozenset({"LORRY_URL", "LORRY_CONFIG", "LORRY_PEERS"})
 """Variables that are no settings of the server."""
@@ -52,7 +53,7 @@ def load_settings(
     mistakes: list[Mistake] = []
     file_values = _read_file(config_file, mistakes) if config_file else {}
     _find_misspelt_variables(environ, mistakes)
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     places: dict[str, str] = {}
     for spec in specs():
         found = _look_up(spec, flags, environ, file_values, config_file)
@@ -68,11 +69,20 @@ def load_settings(
         except ValueError as error:
             mistakes.append(Mistake(places[spec.name], str(error)))
     if not mistakes:
-        settings = Settings(**values)  # type: ignore[arg-type] # each value was made by its own field's parser
+        _follow_others(values)
+        settings = Settings(**values)
         mistakes = _contradictions(settings, places)
         if not mistakes:
             return settings
     raise ConfigError(mistakes)
+
+
+def _follow_others(values: dict[str, Any]) -> None:
+    """Defaults that would contradict another setting follow it instead."""
+    if "max_cpu_loras" not in values and "max_loras" in values:
+        values["max_cpu_loras"] = max(CPU_LORAS, values["max_loras"])
+    if "max_queue_per_adapter" not in values and "max_queue" in values:
+        values["max_queue_per_adapter"] = min(QUEUE_PER_ADAPTER, values["max_queue"])
 
 
 def _look_up(

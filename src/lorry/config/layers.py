@@ -1,0 +1,65 @@
+"""From the one `Settings` to what each layer wants to be told."""
+
+from lorry.config.fields import Settings
+from lorry.engines.embedded.settings import EmbeddedSettings
+from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
+from lorry.server.settings import ServerSettings
+from lorry.supervisor.settings import SupervisorSettings
+
+
+def embedded_settings(settings: Settings) -> EmbeddedSettings:
+    """For the engine."""
+    return EmbeddedSettings(
+        model=settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_loras=settings.max_loras,
+        max_cpu_loras=settings.max_cpu_loras,
+        max_lora_rank=settings.max_lora_rank,
+        host_cache_bytes=settings.host_cache_bytes,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        threads=settings.threads,
+        command_timeout_s=settings.load_timeout,
+    )
+
+
+def fleet_limits(settings: Settings) -> FleetLimits:
+    """For the core: waiting and deadlines."""
+    return FleetLimits(
+        tickets_max=settings.max_queue,
+        tickets_per_adapter_max=settings.max_queue_per_adapter,
+        operation_ms=round(settings.load_timeout * 1000),
+        lease_ms=round(settings.request_timeout * 1000),
+    )
+
+
+def replica_limits(settings: Settings) -> ReplicaLimits:
+    """For the core: room on the one replica."""
+    return ReplicaLimits(
+        versions_max=settings.max_cpu_loras,
+        bytes_max=settings.host_cache_bytes,
+        pins_max=min(settings.max_loras, settings.max_cpu_loras) - 1,
+    )
+
+
+def supervisor_settings(settings: Settings) -> SupervisorSettings:
+    """For the shell around the core."""
+    return SupervisorSettings(
+        adapter_roots=settings.adapter_root,
+        drain_timeout_s=settings.drain_timeout,
+        load_timeout_s=settings.load_timeout,
+    )
+
+
+def server_settings(settings: Settings) -> ServerSettings:
+    """For the HTTP side."""
+    return ServerSettings(
+        served_model_names=settings.model_names,
+        model_root=str(settings.model),
+        api_keys=(settings.api_key,) if settings.api_key else (),
+        request_timeout_s=settings.request_timeout,
+        drain_timeout_s=settings.drain_timeout,
+    )
