@@ -14,7 +14,6 @@ from pathlib import Path
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import anyio.lowlevel
 from anyio import to_thread
 
 from lorry.artifacts.cache import DiskCache
@@ -312,25 +311,30 @@ class Shell:
                 self.feed(ev.EngineLost(replica, event.reason))
             else:
                 self.down_reasons[replica] = ""
-                self.feed(ev.EngineSeen(replica, event.residents, self.fleet.revision))
+                await self._see(replica, engine)
             self.up_changed.set()
             self.up_changed = anyio.Event()
 
     async def _reconcile(self, replica: ReplicaId, engine: Engine) -> None:
-        """Ask the engine now and then what it holds: residency is observed, never remembered."""
+        """Look again now and then: residency is observed, never remembered (promise 1)."""
         while True:
             await anyio.sleep(self.settings.reconcile_s)
-            as_of, losses = self.fleet.revision, self._losses[replica]
-            try:
-                with anyio.fail_after(self.settings.command_timeout_s):
-                    residents = await engine.list_loras()
-            except (TimeoutError, LorryError) as error:
-                log.debug("%s did not say what it holds: %s", replica, error)
-                continue
-            if losses == self._losses[replica] and not self.down_reasons[replica]:
-                self.feed(ev.EngineSeen(replica, residents, as_of))
+            if not self.down_reasons[replica]:
+                await self._see(replica, engine)
             for violation in check(self.fleet.world):
                 log.error("broken invariant %s", violation)
+
+    async def _see(self, replica: ReplicaId, engine: Engine) -> None:
+        """Ask, and tell the core unless the engine was lost meanwhile."""
+        as_of, losses = self.fleet.revision, self._losses[replica]
+        try:
+            with anyio.fail_after(self.settings.command_timeout_s):
+                residents = await engine.list_loras()
+        except (TimeoutError, LorryError) as error:
+            log.warning("%s did not say what it holds: %s", replica, error)
+            return
+        if losses == self._losses[replica]:
+            self.feed(ev.EngineSeen(replica, residents, as_of))
 
     async def _keep_health(self, replica: ReplicaId, engine: Engine) -> None:
         """The engine's last word about itself, for pages and metrics, which must not wait for
