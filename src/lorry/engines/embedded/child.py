@@ -1,0 +1,105 @@
+"""One life of the engine's process, seen from the server: start, talk, notice its end, end it."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from lorry.engines.embedded import wire
+from lorry.engines.embedded.settings import EmbeddedSettings
+from lorry.errors import LorryError
+
+STOP_TIMEOUT_S = 5.0
+"""Between asking the process to end and killing it."""
+
+QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+"""Threads that wait must sleep: spinning ones steal the server's cores, and each other's."""
+
+
+class Child(asyncio.Protocol):
+    """A running engine process and the socket to it; `lost` is set once, when that breaks."""
+
+    def __init__(self, on_message: Callable[[object], None]) -> None:
+        """`on_message` gets every frame, in order, on the event loop."""
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.heard = 0
+        """Reads so far, for whoever watches for a hang."""
+        self.process: asyncio.subprocess.Process | None = None
+        self._on_message = on_message
+        self._unpacker = wire.Unpacker()
+        self._transport: asyncio.Transport | None = None
+
+    async def launch(self, settings: EmbeddedSettings) -> None:
+        """Start the process and have it load the model. Raises `OSError`."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            loop = asyncio.get_running_loop()
+            self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
+            # A session of its own: an interrupt typed for the server is the server's to handle.
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "lorry.engines.embedded.process", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=child_environment(settings),
+                start_new_session=True,
+            )
+        self.send(wire.Start(settings))
+
+    def send(self, message: wire.ToEngine) -> None:
+        """Hand over a message; one to a lost process is dropped, for its end is told otherwise."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(wire.pack(message))
+
+    async def stop(self) -> str:
+        """Tell it, wait with a limit, force; returns how it ended."""
+        if self._transport is not None:
+            self._transport.close()
+        if self.process is None:
+            return "it did not start"
+        try:
+            await asyncio.wait_for(self.process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            self.kill()
+            await self.process.wait()
+        return end_reason(self.process.returncode)
+
+    def kill(self) -> None:
+        """At once."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+
+    def data_received(self, data: bytes) -> None:
+        """Of `asyncio.Protocol`. What cannot be read ends this life: the stream is broken then."""
+        self.heard += 1
+        try:
+            for message in self._unpacker.feed(data):
+                self._on_message(message)
+        except LorryError as error:
+            self._lose(error.message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Of `asyncio.Protocol`: the process ended, or will when it sees the socket closed."""
+        self._lose(f"its socket failed: {exc}" if exc else "its process ended")
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+
+def child_environment(settings: EmbeddedSettings) -> dict[str, str]:
+    """The server's environment, with the number of threads and how they wait."""
+    threads = str(settings.compute_threads())
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads)
+    return {**os.environ, **QUIET_WAITING, **counts}
+
+
+def end_reason(returncode: int | None) -> str:
+    """In words."""
+    if returncode is None:
+        return "it is still running"
+    if returncode < 0:
+        return f"its process was ended by {signal.Signals(-returncode).name}"
+    return f"its process ended with status {returncode}"

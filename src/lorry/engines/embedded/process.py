@@ -1,0 +1,282 @@
+"""The engine's own process: reads commands between steps, and sends what each step did.
+
+    reader thread ---> inbox ---> main thread: commands, then one step, then one frame of outputs
+    loader threads --> inbox
+
+Only the main thread touches the core and writes to the socket. Files are read and packed in loader
+threads, so decoding does not wait for a load. The process ends when the other end of the socket
+does, whatever it is busy with.
+"""
+
+import ctypes
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Thread
+from typing import NoReturn
+
+from lorry.engine import EngineHealth, LoraVersion
+from lorry.engines.embedded import wire
+from lorry.engines.embedded.build import Engine, build
+from lorry.engines.embedded.lora import HostAdapter
+from lorry.errors import EngineRejected
+from lorry.ids import EngineId
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 16
+"""Per read of the socket."""
+
+LOADERS = 4
+"""Loads at a time: more than one, so that a slow disk under one adapter holds up no other."""
+
+STATUS_INTERVAL_S = 0.1
+"""Between two status frames while steps run; going idle always sends one."""
+
+CHECK_INTERVAL_S = 10.0
+"""Between two checks of the books, done only when idle."""
+
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A loader is done."""
+
+    command: int
+    version: LoraVersion
+    adapter: HostAdapter | None
+    error: Exception | None
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Load:
+    """A load under way."""
+
+    command: int
+    cancelled: bool = False
+    removers: list[int] = field(default_factory=list)
+    """Commands that want it gone; answered when it is."""
+
+
+class Worker:
+    """The main thread's work."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """The other end of `sock` is the server's."""
+        self._sock = sock
+        self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._loads: dict[EngineId, _Load] = {}
+        self._added_by: dict[EngineId, int] = {}
+        self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="load")
+        self._last_status: EngineHealth | None = None
+        self._status_due = 0.0
+        self._check_due = 0.0
+        self._engine: Engine
+
+    def run(self) -> NoReturn:
+        """Load the model, then step until the server goes away."""
+        Thread(target=self._read, name="read", daemon=True).start()
+        self._load_model()
+        while True:
+            if not self._engine.core.busy:
+                self._rest()
+                self._take(self._inbox.get())
+            while not self._inbox.empty():
+                self._take(self._inbox.get())
+            self._step()
+
+    def _read(self) -> None:
+        unpacker = wire.Unpacker()
+        while data := self._receive():
+            for message in unpacker.feed(data):
+                self._inbox.put(message)
+        os._exit(0)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._sock.recv(READ_BYTES)
+        except OSError:
+            return b""
+
+    def _load_model(self) -> None:
+        start = self._inbox.get()
+        assert isinstance(start, wire.Start)
+        try:
+            self._engine = build(start.settings, lambda *done: self._send(wire.Progress(*done)))
+        except Exception as error:
+            logger.debug("the model could not be loaded", exc_info=True)
+            self._send(wire.Failed(wire.failure(error)))
+            os._exit(1)
+        self._send(wire.Ready(self._engine.capabilities))
+
+    def _step(self) -> None:
+        core = self._engine.core
+        if core.busy:
+            core.step()
+        self._send_outputs(core.take_outputs())
+        now = time.monotonic()
+        if now >= self._status_due:
+            self._status_due = now + STATUS_INTERVAL_S
+            self._send_status()
+
+    def _rest(self) -> None:
+        """Nothing to do: say so, and see whether the books are right."""
+        self._send_status()
+        if time.monotonic() >= self._check_due:
+            self._engine.core.check()
+            self._check_due = time.monotonic() + CHECK_INTERVAL_S
+
+    def _send_outputs(self, outputs: list[wire.Output]) -> None:
+        if outputs:
+            self._send(wire.Outputs(outputs))
+
+    def _send_status(self) -> None:
+        health = self._engine.core.health()
+        if health != self._last_status:
+            self._last_status = health
+            self._send(wire.Status(health))
+
+    def _take(self, message: object) -> None:
+        """Carry out one message; a command that fails is answered with its failure."""
+        match message:
+            case wire.Generate(key, request):
+                self._engine.core.submit(key, request)
+            case wire.Abort(key):
+                self._engine.core.abort(key)
+            case wire.Ping():
+                self._send(wire.Pong())
+            case wire.AddLora(command, version):
+                self._answer(command, partial(self._add, command, version))
+            case wire.RemoveLora(command, engine_id):
+                self._answer(command, partial(self._remove, command, engine_id))
+            case wire.ListLoras(command):
+                self._answer(command, self._engine.core.host.ids)
+            case wire.PinLora(command, engine_id, pinned):
+                self._answer(command, partial(self._pin, engine_id, pinned))
+            case wire.CancelAdd(command):
+                self._cancel(command)
+            case _Loaded():
+                self._finish_load(message)
+            case _:
+                logger.error("unknown message %r", message)
+
+    def _answer(self, command: int, work: Callable[[], object]) -> None:
+        """Say what `work` returns; NotImplemented means that the answer comes later."""
+        try:
+            result = work()
+        except Exception as error:
+            if not isinstance(error, EngineRejected):
+                logger.exception("a command failed")
+            self._send(wire.Reply(command, None, wire.failure(error)))
+            return
+        if result is not NotImplemented:
+            self._send(wire.Reply(command, result))
+
+    def _add(self, command: int, version: LoraVersion) -> object:
+        held = self._engine.core.host.get(version.engine_id)
+        if held is not None and held.version.version == version.version:
+            return wire.Added(held.adapter.bytes, 0.0)
+        self._engine.core.host.reserve(version)
+        self._loads[version.engine_id] = _Load(command)
+        self._loaders.submit(self._load, command, version)
+        return NotImplemented
+
+    def _load(self, command: int, version: LoraVersion) -> None:
+        """In a loader thread."""
+        began = time.perf_counter()
+        adapter: HostAdapter | None = None
+        fault: Exception | None = None
+        try:
+            adapter = self._engine.load_adapter(version)
+        except Exception as error:
+            logger.debug("an adapter could not be loaded", exc_info=True)
+            fault = error
+        seconds = time.perf_counter() - began
+        self._inbox.put(_Loaded(command, version, adapter, fault, seconds))
+
+    def _finish_load(self, loaded: _Loaded) -> None:
+        load = self._loads.pop(loaded.version.engine_id)
+        self._answer(loaded.command, partial(self._hold, loaded, load))
+        for command in load.removers:
+            self._send(wire.Reply(command, True))
+
+    def _hold(self, loaded: _Loaded, load: _Load) -> object:
+        engine_id, name = loaded.version.engine_id, loaded.version.name
+        if load.cancelled or loaded.adapter is None:
+            self._engine.core.host.cancel(engine_id)
+            raise loaded.error or EngineRejected(f"{name} was removed while it was being loaded.")
+        size = self._engine.core.hold(loaded.version, loaded.adapter)
+        self._added_by[engine_id] = loaded.command
+        return wire.Added(size, loaded.seconds)
+
+    def _remove(self, command: int, engine_id: EngineId) -> object:
+        load = self._loads.get(engine_id)
+        if load is not None:
+            load.cancelled = True
+            load.removers.append(command)
+            return NotImplemented
+        self._added_by.pop(engine_id, None)
+        removed = self._engine.core.remove(engine_id)
+        trim_memory()
+        # Whoever ran on it hears of its end before the remover hears that it is gone.
+        self._send_outputs(self._engine.core.take_outputs())
+        return removed
+
+    def _pin(self, engine_id: EngineId, pinned: bool) -> None:
+        self._engine.core.pin(engine_id, pinned)
+
+    def _cancel(self, command: int) -> None:
+        for load in self._loads.values():
+            load.cancelled |= load.command == command
+        for engine_id, added_by in list(self._added_by.items()):
+            if added_by == command:
+                self._remove(command, engine_id)
+
+    def _send(self, message: wire.FromEngine) -> None:
+        try:
+            self._sock.sendall(wire.pack(message))
+        except OSError:
+            os._exit(0)
+
+
+def trim_memory() -> None:
+    """Give freed pages back to the system, so that the process really shrinks."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        logger.debug("this C library has no malloc_trim; memory returns when it likes")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the server dies, even in a step that never ends."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        logger.debug("this system has no prctl; the closed socket ends the process instead")
+
+
+def main() -> NoReturn:
+    """`python -m lorry.engines.embedded.process FD`: FD is one end of a socket pair."""
+    logging.basicConfig(format="%(levelname)s engine: %(message)s", level=logging.INFO)
+    die_with_parent()
+    try:
+        Worker(socket.socket(fileno=int(sys.argv[1]))).run()
+    except Exception:
+        # Not by the usual way out, which would wait for a loader that may never end.
+        logger.exception("the engine's books are wrong or its loop is; it starts anew")
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
