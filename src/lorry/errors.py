@@ -225,7 +225,7 @@ class Busy(LorryError):
     status = 503
     fault = Fault.CAPACITY
     retryable = True
-    retry_after_s = 1.0
+    retry_after_s: float | None = 1.0
     action = "Try again after the time in Retry-After."
 
 

@@ -1,0 +1,143 @@
+"""vLLM's admin routes, word for word: its clients test for the texts and statuses.
+
+The one wanted difference: a bad adapter is the caller's fault and gets a 4xx with its cause, never
+vLLM's 500.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from lorry.errors import (
+    AdapterConflict,
+    AdapterNotFound,
+    LorryError,
+    RequestInvalid,
+    SourceNotFound,
+    VersionMismatch,
+)
+from lorry.ids import AdapterName
+from lorry.server.errors import (
+    TYPES,
+    as_lorry_error,
+    error_headers,
+    from_validation,
+    json_response,
+    request_id_of,
+)
+from lorry.server.operations import finish
+from lorry.server.schema import Body
+from lorry.server.service import Service, service_of
+from lorry.supervisor import LoadRequest
+
+Caller = Annotated[Service, Depends(service_of)]
+
+
+class LoadLoraRequest(Body):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+class UnloadLoraRequest(Body):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = Field(default=None, description="ignored, as vLLM does")
+
+
+class _Refused(RequestInvalid):
+    """What vLLM calls InvalidUserInput."""
+
+
+class VllmRoute(APIRoute):
+    """Answers errors in vLLM's shape, with the status as `code`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The route's handler, with errors translated."""
+        handle = super().get_route_handler()
+
+        async def translated(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                content_type = request.headers.get("content-type", "")
+                return _error(from_validation(error, content_type), "Bad Request")
+            except LorryError as error:
+                return _error(as_lorry_error(error, request_id_of(request)))
+
+        return translated
+
+
+router = APIRouter(route_class=VllmRoute, tags=["vLLM dialect"])
+
+
+@router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+async def load_lora_adapter(request: LoadLoraRequest, service: Caller) -> Response:
+    """Load an adapter, or replace it when `load_inplace` is true."""
+    name = request.lora_name
+    if not name or not request.lora_path:
+        raise _Refused("Both 'lora_name' and 'lora_path' must be provided.")
+    if name in service.settings.served_model_names:
+        raise _Refused(f"The lora adapter '{name}' conflicts with a served base model.")
+    if request.is_3d_lora_weight:
+        raise RequestInvalid(f"Loading lora {name} failed: is_3d_lora_weight is not supported.")
+    try:
+        await _load(service, request)
+    except SourceNotFound as error:
+        raise SourceNotFound(
+            f"Loading lora {name} failed: No adapter found for {request.lora_path}: {error.message}"
+        ) from error
+    return _text(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+async def _load(service: Service, request: LoadLoraRequest) -> None:
+    wanted = LoadRequest(
+        name=AdapterName(request.lora_name),
+        source=request.lora_path,
+        mode="upsert" if request.load_inplace else "create",
+    )
+    try:
+        await finish(service, service.supervisor.load(wanted))
+    except VersionMismatch:
+        raise
+    except AdapterConflict as error:
+        if request.load_inplace:
+            raise
+        raise _Refused(
+            f"The lora adapter '{request.lora_name}' has already been loaded. If you want to load "
+            "the adapter in place, set 'load_inplace' to True."
+        ) from error
+
+
+@router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+async def unload_lora_adapter(request: UnloadLoraRequest, service: Caller) -> Response:
+    """Unload an adapter: after success no tier holds it."""
+    name = request.lora_name
+    if not name:
+        raise _Refused("'lora_name' needs to be provided to unload a LoRA adapter.")
+    try:
+        await finish(service, service.supervisor.unload(AdapterName(name)))
+    except AdapterNotFound as error:
+        raise AdapterNotFound(f"The lora adapter '{name}' cannot be found.") from error
+    return _text(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _text(words: str) -> Response:
+    """vLLM sets no content type here."""
+    return Response(words)
+
+
+def _error(error: LorryError, kind: str | None = None) -> Response:
+    kind = kind or ("InvalidUserInput" if isinstance(error, _Refused) else TYPES[error.status])
+    body = {"message": error.message, "type": kind, "param": None, "code": error.status}
+    return json_response({"error": body}, error.status, error_headers(error))

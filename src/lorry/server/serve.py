@@ -1,0 +1,117 @@
+"""Running the app on a socket, and stopping it in order.
+
+SIGTERM and SIGINT: no new connections and requests; running requests get `drain_timeout_s`; what is
+left is aborted with a clear error; then the supervisor and its engines end. A second SIGINT skips
+the waiting.
+"""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+import uvicorn
+from fastapi import FastAPI
+
+from lorry.server.service import Service
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+ABORT_GRACE_S = 5.0
+"""Between the abort of the last requests and the end of their connections."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def serve(
+    app: FastAPI,
+    host: str,
+    port: int,
+    *,
+    on_listening: Callable[[str], None] = lambda url: log.info("Listening on %s", url),
+) -> None:
+    """Serve until a signal. `on_listening` gets the URL once requests are answered."""
+    service: Service = app.state.service
+    listener = bind(host, port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(service.settings.drain_timeout_s + ABORT_GRACE_S) + 1,
+        server_header=False,
+        ws="none",
+    )
+    server = _Server(config, service, lambda: on_listening(_url(host, listener)))
+    await server.serve(sockets=[listener])
+    if not server.started:
+        raise SystemExit(3)
+
+
+def run(app: FastAPI, host: str, port: int) -> None:
+    """`serve` in an event loop of its own."""
+    anyio.run(serve, app, host, port)
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with our own end of requests."""
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, on_listening: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._service = service
+        self._on_listening = on_listening
+        service.shutdown.on_over = self._stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell when it is done."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End requests first, each with an answer."""
+        self._service.shutdown.begin()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._abort_late)
+            await super().shutdown(sockets)
+            group.cancel_scope.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does, but without raising the signal again at the end: a stop that was asked
+        for is a success, and the process ends with 0."""
+        with super().capture_signals():
+            try:
+                yield
+            finally:
+                self._captured_signals.clear()
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+    async def _abort_late(self) -> None:
+        await anyio.sleep(self._service.settings.drain_timeout_s)
+        self._service.shutdown.abort()

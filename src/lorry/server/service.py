@@ -1,0 +1,87 @@
+"""What every route works with: the supervisor, the tokenizer, the settings, and the names they add
+up to."""
+
+import functools
+import time
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from lorry.chat_template import ChatTemplate
+from lorry.errors import AdapterNotFound, AdapterUnloading, RequestInvalid
+from lorry.ids import AdapterName, VersionId
+from lorry.server.settings import ServerSettings
+from lorry.server.shutdown import Shutdown
+from lorry.supervisor import Supervisor
+from lorry.telemetry import Telemetry
+from lorry.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a request's `model` means."""
+
+    model: str
+    """As the request wrote it; answers repeat it."""
+    name: AdapterName | None
+    """None: the base model."""
+    version: VersionId | None
+    """Only when the request asked for one with `name@version`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One per app; in `app.state.service`."""
+
+    supervisor: Supervisor
+    settings: ServerSettings
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    telemetry: Telemetry
+    shutdown: Shutdown = field(default_factory=Shutdown)
+    started_s: float = field(default_factory=time.time)
+
+    def target(self, model: str) -> Target:
+        """Find a model. Raises `AdapterNotFound` in the words that vLLM's clients look for."""
+        if model in self.settings.served_model_names:
+            return Target(model, None, None)
+        try:
+            name, version = self.supervisor.resolve(model)
+        except AdapterUnloading as error:
+            raise AdapterUnloading(error.message, param="model") from error
+        except AdapterNotFound as error:
+            raise AdapterNotFound(
+                f"The model `{model}` does not exist. The base model here is "
+                f"`{self.settings.base_name}`; GET /v1/models lists the adapters.",
+                param="model",
+            ) from error
+        return Target(model, name, version)
+
+    def text(self, what: str) -> Tokenizer:
+        """The tokenizer, for `what` needs it. Raises `RequestInvalid` when the model has none."""
+        if self.tokenizer is None:
+            raise RequestInvalid(
+                f"This model came without a tokenizer, so {what} cannot be used; "
+                "send prompts as token ids.",
+                param=what,
+            )
+        return self.tokenizer
+
+    def adapter_template(self, target: Target) -> ChatTemplate | None:
+        """The adapter's own chat template, if it brought one."""
+        if target.name is None:
+            return None
+        source = self.supervisor.adapter(target.name).manifest.chat_template
+        return _compiled(source) if source else None
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(source: str) -> ChatTemplate:
+    """Compiling takes milliseconds, and many adapters bring the same template."""
+    return ChatTemplate(source)
+
+
+def service_of(request: Request) -> Service:
+    """The service of the app that a request reached; a FastAPI dependency."""
+    service: Service = request.app.state.service
+    return service
