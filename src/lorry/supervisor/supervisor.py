@@ -3,7 +3,7 @@ imports none."""
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -69,11 +69,14 @@ class Supervisor:
         limits: FleetLimits,
         settings: SupervisorSettings,
         clock: Clock | None = None,
+        at_start: Sequence[LoadRequest] = (),
     ) -> None:
-        """Takes over the engines and the store: both are closed at the end."""
+        """`at_start` is loaded before anybody is served. Takes over the engines and the store:
+        both are closed at the end."""
         self._engines = engines
         self._store = store
         self._settings = settings
+        self._at_start = tuple(at_start)
         self._clock = clock or SystemClock()
         self._fleet = Fleet(limits)
         self._registry = Registry(store)
@@ -97,6 +100,8 @@ class Supervisor:
             self._restore()
             self._shell.run_in(tasks)
             await self._wait_until_up()
+            for request in self._at_start:
+                await self.wait(self.load(request).id)
             self._stack = stack.pop_all()
         return self
 

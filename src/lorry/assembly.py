@@ -1,0 +1,125 @@
+"""From settings to a running server: the one place that knows every part."""
+
+import logging
+import signal
+import sys
+
+import anyio
+from rich.console import Console
+from rich.logging import RichHandler
+
+from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.names import check_adapter_name
+from lorry.config import Settings
+from lorry.config.layers import (
+    embedded_settings,
+    fleet_limits,
+    server_settings,
+    supervisor_settings,
+)
+from lorry.engine import Engine
+from lorry.engines.embedded.engine import EmbeddedEngine
+from lorry.engines.fake import FakeEngine
+from lorry.engines.fake_script import FakeSettings
+from lorry.errors import LorryError
+from lorry.ids import AdapterName, ReplicaId
+from lorry.server.app import build_app
+from lorry.server.serve import serve
+from lorry.store.sql import SqlStore
+from lorry.supervisor import LoadRequest, Supervisor
+from lorry.tokens import Tokenizer, load_tokenizer
+
+log = logging.getLogger("lorry")
+
+FAILED = 1
+
+
+def run_server(settings: Settings) -> int:
+    """Serve until a signal; the process's exit code."""
+    _set_up_logging(settings.log_level)
+    problems: list[Exception] = []
+    try:
+        anyio.run(_serve, settings)
+    except* (LorryError, OSError) as group:
+        problems = leaves(group)
+    for problem in problems:
+        _report(problem)
+    return FAILED if problems else 0
+
+
+def leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
+    """The errors in a group, groups in it included."""
+    found: list[Exception] = []
+    for error in group.exceptions:
+        found += leaves(error) if isinstance(error, ExceptionGroup) else [error]
+    return found
+
+
+def _report(problem: Exception) -> None:
+    """What is wrong and what to do, without a traceback."""
+    screen = Console(stderr=True, highlight=False, markup=False)
+    screen.print(f"lorry: {problem}")
+    if isinstance(problem, LorryError):
+        for detail in problem.details:
+            screen.print(f"  - {detail}")
+        screen.print(f"  {problem.action}")
+
+
+async def _serve(settings: Settings) -> None:
+    tokenizer = _tokenizer(settings)
+    supervisor = build_supervisor(settings)
+    app = build_app(supervisor, server_settings(settings), tokenizer)
+    await serve(app, settings.host, settings.port)
+
+
+def build_supervisor(settings: Settings) -> Supervisor:
+    """The supervisor with its engine, store and disk cache; nothing runs yet."""
+    for module in settings.lora_modules:
+        check_adapter_name(module.name, settings.model_names)
+    if settings.state_folder is not None:
+        settings.state_folder.mkdir(parents=True, exist_ok=True)
+    return Supervisor(
+        engines={ReplicaId("engine-0"): _engine(settings)},
+        store=SqlStore(settings.state_url),
+        cache=DiskCache(settings.disk_cache_folder, settings.disk_cache_bytes),
+        limits=fleet_limits(settings),
+        settings=supervisor_settings(settings),
+        at_start=tuple(
+            LoadRequest(AdapterName(module.name), str(module.path))
+            for module in settings.lora_modules
+        ),
+    )
+
+
+def _engine(settings: Settings) -> Engine:
+    if settings.engine == "fake":
+        return FakeEngine(
+            FakeSettings(
+                max_loras=settings.max_loras,
+                max_cpu_loras=settings.max_cpu_loras,
+                host_cache_bytes=settings.host_cache_bytes,
+                max_lora_rank=settings.max_lora_rank,
+            )
+        )
+    return EmbeddedEngine(embedded_settings(settings))
+
+
+def _tokenizer(settings: Settings) -> Tokenizer | None:
+    if settings.engine == "fake" and not settings.model.exists():
+        return None
+    template = settings.chat_template.read_text() if settings.chat_template else None
+    return load_tokenizer(settings.model, chat_template=template)
+
+
+def _set_up_logging(level: str) -> None:
+    """Readable lines on a terminal, plain ones elsewhere; ours at the level asked, others'
+    warnings."""
+    handler: logging.Handler
+    if sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False, markup=False)
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("lorry").setLevel(level.upper())
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
