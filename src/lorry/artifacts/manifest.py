@@ -4,8 +4,7 @@ it.
 Pure: no file is opened here. `judge` finds every problem, not only the first, because people mend
 adapters by hand. The contents of the tensors are judged in `weights.py`, which reads them."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,7 @@ from lorry.artifacts.adapter_config import (
     shown,
 )
 from lorry.artifacts.keys import module_labels, sort_tensors, split_module
-from lorry.artifacts.matching import (
-    PatternFailed,
-    Patterns,
-    ends_with,
-    first_value,
-    layer_modules,
-)
+from lorry.artifacts.resolving import Resolver, scale
 from lorry.artifacts.snapshot import Manifest
 from lorry.artifacts.tensors import DTYPES, TensorInfo
 from lorry.engine import BaseShape
@@ -43,9 +36,6 @@ SCALE_MIN = 1e-30
 SCALE_MAX = 1e6
 """Real scales are 0.1 to 64; beyond these bounds products vanish or overflow in bfloat16 and
 float16."""
-
-_OUTSIDE_LAYERS = ("lm_head", "model.embed_tokens")
-"""Modules of the base that PEFT could adapt and that are not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +79,7 @@ def judge(
         )
     if raw is None:
         return Judgement(tuple(problems), parsed, ())
-    resolver = _Resolver(parsed, base)
+    resolver = Resolver(parsed, base)
     problems += resolver.problems
     problems += _target_problems(resolver.targets, tensors_by_module.modules)
     modules = []
@@ -99,7 +89,7 @@ def judge(
         problems += faults
         if not faults:
             modules.append(
-                ModulePlan(name, rank, alpha, _scale(parsed, rank, alpha), sides["A"], sides["B"])
+                ModulePlan(name, rank, alpha, scale(parsed, rank, alpha), sides["A"], sides["B"])
             )
     problems += _scale_problems(modules)
     return Judgement(tuple(dict.fromkeys(problems)), parsed, tuple(modules))
@@ -139,119 +129,6 @@ def manifest_of(
         base_model=judgement.config.base_model,
         chat_template=chat_template,
     )
-
-
-def rank_for(config: AdapterConfig, module: str) -> int:
-    """The rank that PEFT gives a module such as `model.layers.0.self_attn.q_proj`."""
-    patterns = Patterns()
-    return first_value(
-        [(patterns.tail(key), rank) for key, rank in config.rank_pattern.items()], module, config.r
-    )
-
-
-def scale_for(config: AdapterConfig, module: str) -> float:
-    """The factor on B·A that PEFT uses for a module."""
-    patterns = Patterns()
-    entries = [(patterns.tail(key), alpha) for key, alpha in config.alpha_pattern.items()]
-    return _scale(config, rank_for(config, module), first_value(entries, module, config.lora_alpha))
-
-
-def _scale(config: AdapterConfig, rank: int, alpha: float) -> float:
-    return alpha / math.sqrt(rank) if config.use_rslora else alpha / rank
-
-
-class _Resolver:
-    """Applies the config's patterns to the base's modules; a pattern that fails is a problem,
-    once."""
-
-    def __init__(self, config: AdapterConfig, base: BaseShape) -> None:
-        self.config = config
-        self.problems: list[str] = []
-        self._patterns = Patterns()
-        self._modules = layer_modules(base)
-        self.targets = self._resolve(self._targets, "target_modules")
-        ranks = self._resolve(
-            lambda: self._values("rank_pattern", config.rank_pattern, config.r), "rank_pattern"
-        )
-        alphas = self._resolve(
-            lambda: self._values("alpha_pattern", config.alpha_pattern, config.lora_alpha),
-            "alpha_pattern",
-        )
-        self._ranks: dict[str, int] = ranks or {}
-        self._alphas: dict[str, float] = alphas or {}
-
-    def rank(self, module: str) -> int:
-        return self._ranks.get(module, self.config.r)
-
-    def alpha(self, module: str) -> float:
-        return self._alphas.get(module, self.config.lora_alpha)
-
-    def _resolve(self, step: Callable[[], Any], key: str) -> Any:
-        """The step's result; None when one of its patterns cannot be used."""
-        try:
-            return step()
-        except PatternFailed as error:
-            self.problems.append(f"{CONFIG_FILE}: a pattern in {key} {error}; mend the pattern.")
-            return None
-
-    def _targets(self) -> frozenset[str] | None:
-        """The modules that PEFT would adapt; None when the config does not say."""
-        targets = self.config.target_modules
-        if targets is None:
-            return None
-        if isinstance(targets, str):
-            everything = targets.lower() == "all-linear"
-            meant = (
-                (lambda name: name not in _OUTSIDE_LAYERS)
-                if everything
-                else self._patterns.full(targets)
-            )
-        else:
-            meant = self._in_list(targets)
-        excluded = self._excluded()
-        for name in _OUTSIDE_LAYERS:
-            if meant(name) and not excluded(name):
-                self.problems.append(
-                    f"{CONFIG_FILE}: target_modules is {shown(targets)}, which means {name}, "
-                    "expected only projections of the layers; LoRA there is not supported, train "
-                    "without it."
-                )
-        return frozenset(name for name in self._modules if meant(name) and not excluded(name))
-
-    def _in_list(self, targets: tuple[str, ...]) -> Callable[[str], bool]:
-        wanted = frozenset(self.config.layers_to_transform)
-        if not wanted:
-            return lambda name: ends_with(name, targets)
-        layer_of = [
-            self._patterns.layer_of(pattern) for pattern in self.config.layers_pattern or ("[^.]*",)
-        ]
-
-        def meant(name: str) -> bool:
-            layers = (layer(name) for layer in layer_of)
-            return (
-                ends_with(name, targets)
-                and next((n for n in layers if n is not None), None) in wanted
-            )
-
-        return meant
-
-    def _excluded(self) -> Callable[[str], bool]:
-        exclude = self.config.exclude_modules
-        if isinstance(exclude, str):
-            return self._patterns.full(exclude)
-        return lambda name: ends_with(name, exclude)
-
-    def _values(self, key: str, pattern: Mapping[str, Any], default: Any) -> dict[str, Any]:
-        """Module -> value. An entry that means no module of the base is a typo or of another
-        model."""
-        entries = [(self._patterns.tail(text), value) for text, value in pattern.items()]
-        for text, (matches, _) in zip(pattern, entries, strict=True):
-            if not any(matches(name) for name in self._modules):
-                self.problems.append(
-                    f"{CONFIG_FILE}: {key} has the entry {shown(text)}, which means no projection "
-                    "of this base model; mend or remove the entry."
-                )
-        return {name: first_value(entries, name, default) for name in self._modules}
 
 
 def _target_problems(
@@ -294,7 +171,7 @@ def _scale_problems(modules: Sequence[ModulePlan]) -> Iterable[str]:
 def _rank_problems(module: str, rank: int, max_rank: int) -> Iterable[str]:
     if rank > max_rank:
         yield (
-            f"{CONFIG_FILE}: the rank of {module} is {rank}, expected at most {max_rank}; start "
+            f"{CONFIG_FILE}: the rank of {module} is {shown(rank)}, expected at most {max_rank}; start "
             "the server with a higher --max-lora-rank or train with a lower rank."
         )
 
@@ -332,7 +209,7 @@ def _matrix_problems(
     rank_axis, width_axis = (0, 1) if side == "A" else (1, 0)
     if info.shape[rank_axis] != shape[rank_axis]:
         yield (
-            f"{where} has rank {info.shape[rank_axis]}, expected {shape[rank_axis]} by "
+            f"{where} has rank {info.shape[rank_axis]}, expected {shown(shape[rank_axis])} by "
             f"{CONFIG_FILE} (r and rank_pattern); config and weights are of different adapters, "
             "mend one of them."
         )
