@@ -35,15 +35,15 @@ class Driver:
         model: Path,
         adapters: Mapping[str, Path],
         dtype: str = "float32",
-        merge_waste_max: int = 1 << 30,
+        unit_cost: float = float("inf"),
         blocks: int = 512,
     ) -> None:
-        """`merge_waste_max` as in `LoraSlots`: the default here always merges."""
+        """`unit_cost` as in `LoraSlots`: the default here always merges."""
         self.decoder = Decoder.load(model, dtype, "cpu")
         self.decoder.allocate_kv(blocks, BLOCK_SIZE)
         shape, kind = self.decoder.shape, self.decoder.dtype
         self.slots = LoraSlots(
-            len(adapters) or 1, 64, shape, kind, self.decoder.device, merge_waste_max
+            len(adapters) or 1, 64, shape, kind, self.decoder.device, unit_cost
         )
         self.slot_of: dict[str | None, int] = {None: -1}
         for slot, (name, folder) in enumerate(adapters.items()):

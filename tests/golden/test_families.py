@@ -46,9 +46,9 @@ def case(
     yield Case(model, adapters, Oracle(model, adapters))
 
 
-@pytest.mark.parametrize("waste", [0, 1 << 30], ids=["by-segment", "merged"])
-def test_promise_12_mixed_batch_equals_peft_with_whole_prefill(case: Case, waste: int) -> None:
-    driver = Driver(case.model, case.adapters, merge_waste_max=waste)
+@pytest.mark.parametrize("cost", [0.0, float("inf")], ids=["by-segment", "merged"])
+def test_promise_12_mixed_batch_equals_peft_with_whole_prefill(case: Case, cost: float) -> None:
+    driver = Driver(case.model, case.adapters, unit_cost=cost)
     runs = [driver.begin(case.prompt(i), name) for i, name in enumerate(NAMES)]
     tokens = driver.greedy(runs, STEPS)
     for run, name in zip(runs, NAMES, strict=True):
@@ -58,9 +58,9 @@ def test_promise_12_mixed_batch_equals_peft_with_whole_prefill(case: Case, waste
     assert len({tuple(one) for one in tokens}) == len(tokens)
 
 
-@pytest.mark.parametrize("waste", [0, 1 << 30], ids=["by-segment", "merged"])
-def test_promise_12_chunked_prefill_mixed_with_decode_equals_peft(case: Case, waste: int) -> None:
-    driver = Driver(case.model, case.adapters, merge_waste_max=waste)
+@pytest.mark.parametrize("cost", [0.0, float("inf")], ids=["by-segment", "merged"])
+def test_promise_12_chunked_prefill_mixed_with_decode_equals_peft(case: Case, cost: float) -> None:
+    driver = Driver(case.model, case.adapters, unit_cost=cost)
     runs = [driver.begin(case.prompt(i), name) for i, name in enumerate(NAMES)]
     chunks = [7, 3, 1, 10, 2]
     while any(run.done < len(run.tokens) for run in runs):

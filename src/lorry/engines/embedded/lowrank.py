@@ -80,9 +80,6 @@ Layer = tuple[GroupWeights | None, ...]
 class Merged:
     """Several adapters side by side."""
 
-    slots: tuple[int, ...]
-    rank: int
-    """Sum of their ranks."""
     layers: tuple[Layer, ...]
     layouts: tuple[tuple[int, ...], ...]
     """For each distinct column layout, the slot that owns each column."""
@@ -136,8 +133,8 @@ def apply_reference(
                 out[row, part.columns] += low @ part.b
 
 
-def merge(slots: Sequence[int], adapters: Sequence[tuple[Layer, ...]], rank: int) -> Merged:
-    """Lay adapters side by side. Copies their weights: worth it only for a mix that stays for some steps."""
+def merge(slots: Sequence[int], adapters: Sequence[tuple[Layer, ...]]) -> Merged:
+    """Lay adapters side by side. Copies their weights, so it is for a mix that stays some steps."""
     layouts: dict[tuple[int, ...], int] = {}
     layers = tuple(
         tuple(
@@ -152,7 +149,7 @@ def merge(slots: Sequence[int], adapters: Sequence[tuple[Layer, ...]], rank: int
         for one in layer_groups
         if one is not None
     )
-    return Merged(tuple(slots), rank, layers, tuple(layouts), size)
+    return Merged(layers, tuple(layouts), size)
 
 
 def _merge_group(

@@ -1,14 +1,19 @@
 """Device slots: the few adapters that a step may use, and the choice of form for a step's mix.
 
-A slot holds an adapter's own tensors at their own ranks. Filling a slot exchanges all it holds, so nothing of a wider
-adapter that was there before can show. On the CPU a slot shares memory with the host copy.
+A slot holds an adapter's own tensors at their own ranks. Filling a slot exchanges all it holds, so
+nothing of a wider adapter that was there before can show. On the CPU a slot shares memory with the
+host copy.
 
-Rows of several adapters go through one merged product where the extra arithmetic (every row against every adapter's
-columns) costs less than the calls it saves; long segments, such as prefill, get a product each. Merging copies weights,
-so a mix is merged when it comes up in two steps running, and kept: decoding repeats one mix for tens of steps.
+Rows of several adapters may go through one merged product: every row then meets every adapter's
+columns, which costs arithmetic, and saves the calls of a product for each. Which is cheaper is
+decided for each step. Neighbouring slots form a bank, and a bank is merged whole or not at all.
+Merging the exact mix of a step was tried first: the best mixes change with every request that comes
+or goes, and each new one copies its adapters' weights, which takes as long as several steps. A bank
+is merged in the second step running that asks for it, and stays until one of its slots changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -19,12 +24,15 @@ from lorry.engines.embedded.lora import HostAdapter
 from lorry.engines.embedded.lowrank import LoraStep, Merged, Unit, merge
 from lorry.errors import BrokenInvariant, EngineRejected
 
-MERGE_WASTE_MAX = 2048
-"""Rows times ranks that a merged unit may compute for nothing. Measured, see `bench`."""
-MERGED_KEPT_MAX = 4
-"""Mixes kept; each costs as much memory as its adapters."""
-MERGED_EXCESS_MAX = 2
-"""A kept mix serves a smaller one when its ranks are at most this many times as many."""
+BANK_SIZE = 4
+"""Slots that are merged together. With one row for each adapter of rank 8, four to six is best; with
+eight rows for each, two, and four is no worse than one."""
+
+UNIT_FLOPS = {torch.float32: 5e6, torch.bfloat16: 5e7}
+"""Arithmetic that a CPU core does in the time that one more product takes in each layer (eleven
+calls, 70 microseconds), by dtype."""
+UNIT_FLOPS_GPU = 1e10
+"""On a GPU calls are all that counts at these sizes."""
 
 
 class LoraSlots:
@@ -37,42 +45,51 @@ class LoraSlots:
         shape: BaseShape,
         dtype: torch.dtype,
         device: torch.device,
-        merge_waste_max: int = MERGE_WASTE_MAX,
+        unit_cost: float | None = None,
     ) -> None:
-        """All slots are empty. `merge_waste_max` 0 computes each segment by itself."""
+        """All slots are empty.
+
+        `unit_cost` is what a product costs beside its arithmetic, in rows times ranks; 0 computes
+        each adapter by itself, infinity always merges, None is as measured.
+        """
         self._held: list[HostAdapter | None] = [None] * max_loras
         self._max_rank = max_rank
         self._shape = shape
         self._dtype = dtype
         self._device = device
-        self._waste_max = merge_waste_max
-        self._merged: dict[tuple[int, ...], Merged] = {}
-        self._asked: set[tuple[int, ...]] = set()
+        self._unit_cost = _unit_cost(shape, dtype, device) if unit_cost is None else unit_cost
+        self._merged: dict[int, Merged] = {}
+        self._asked: frozenset[int] = frozenset()
         self._merges = 0
+        self._last: tuple[tuple[Segment, ...], LoraStep] | None = None
 
     def put(self, slot: int, adapter: HostAdapter) -> None:
-        """The slot holds this adapter and nothing else. Raises `EngineRejected` when it does not fit the base."""
+        """The slot holds this adapter and nothing else.
+
+        Raises `EngineRejected` when it does not fit the base.
+        """
         if adapter.rank > self._max_rank:
             raise EngineRejected(
                 f"The adapter's rank is {adapter.rank}; the engine takes up to {self._max_rank}."
             )
         if len(adapter.layers) != self._shape.layers or adapter.buffer.dtype != self._dtype:
             raise EngineRejected(
-                f"The adapter was packed for {len(adapter.layers)} layers in {adapter.buffer.dtype}; "
-                f"the base has {self._shape.layers} in {self._dtype}."
+                f"The adapter was packed for {len(adapter.layers)} layers in "
+                f"{adapter.buffer.dtype}; the base has {self._shape.layers} in {self._dtype}."
             )
         moved = adapter.to(self._device)
         self.clear(slot)
         self._held[slot] = moved
 
     def clear(self, slot: int) -> None:
-        """The slot holds nothing, nor does any merged mix that it was part of."""
+        """The slot holds nothing, and its bank is no longer merged."""
         self._held[slot] = None
-        self._merged = {key: one for key, one in self._merged.items() if slot not in key}
-        self._asked = {key for key in self._asked if slot not in key}
+        self._merged.pop(slot // BANK_SIZE, None)
+        self._asked -= {slot // BANK_SIZE}
+        self._last = None
 
     def statistics(self) -> dict[str, int]:
-        """Slots in use, bytes of their adapters and of merged mixes, and merges done so far."""
+        """Slots in use, bytes of their adapters and of merged banks, and merges done so far."""
         held = [one for one in self._held if one is not None]
         return {
             "used": len(held),
@@ -82,20 +99,17 @@ class LoraSlots:
         }
 
     def step(self, segments: Sequence[Segment]) -> LoraStep:
-        """The low-rank work of a step whose adapter rows are `segments`, contiguous and in row order."""
-        asked: set[tuple[int, ...]] = set()
-        units: list[Unit] = []
-        for run in self._runs(segments):
-            slots = tuple(sorted({one.slot for one in run}))
-            merged = self._find_merged(slots) if len(slots) > 1 else None
-            if len(slots) > 1:
-                asked.add(slots)
-            if merged is None:
-                units += [self._single(one) for one in run]
-            else:
-                units.append(_merged_unit(merged, run, self._device))
-        self._asked = asked
-        return LoraStep(units)
+        """The low-rank work of a step whose adapter rows are `segments`, in row order, no gaps."""
+        key = tuple(segments)
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
+        asked: set[int] = set()
+        units = [unit for run in _runs(segments) for unit in self._units(run, asked)]
+        step = LoraStep(units)
+        # A step that waits for a merge is planned anew next time; any other may serve again.
+        self._last = (key, step) if asked <= self._merged.keys() else None
+        self._asked = frozenset(asked)
+        return step
 
     def _adapter(self, slot: int) -> HostAdapter:
         held = self._held[slot]
@@ -103,59 +117,54 @@ class LoraSlots:
             raise BrokenInvariant(10, f"a row of the batch names LoRA slot {slot}, which is empty")
         return held
 
-    def _single(self, one: Segment) -> Unit:
-        return Unit(one.start, one.stop, self._adapter(one.slot).layers)
+    def _units(self, run: Sequence[Segment], asked: set[int]) -> list[Unit]:
+        """One merged unit for a run of segments of one bank, or one for each."""
+        bank = run[0].slot // BANK_SIZE
+        alone = [Unit(one.start, one.stop, self._adapter(one.slot).layers) for one in run]
+        if len(run) == 1 or not self._merging_pays(run, bank):
+            return alone
+        if bank not in self._merged and bank in self._asked:
+            self._merge(bank)
+        asked.add(bank)
+        merged = self._merged.get(bank)
+        return alone if merged is None else [_merged_unit(merged, run, self._device)]
 
-    def _runs(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        """Neighbours join while what they would compute for nothing stays within bounds."""
-        runs: list[list[Segment]] = []
-        for one in segments:
-            if runs and self._waste([*runs[-1], one]) <= self._waste_max:
-                runs[-1].append(one)
-            else:
-                runs.append([one])
-        return runs
+    def _bank(self, bank: int) -> list[tuple[int, HostAdapter]]:
+        slots = range(bank * BANK_SIZE, min((bank + 1) * BANK_SIZE, len(self._held)))
+        return [(slot, one) for slot in slots if (one := self._held[slot]) is not None]
 
-    def _waste(self, run: Sequence[Segment]) -> int:
-        """Rows times ranks beyond what the rows' own adapters need."""
-        ranks = {one.slot: self._adapter(one.slot).rank for one in run}
-        own = sum((one.stop - one.start) * ranks[one.slot] for one in run)
-        return (run[-1].stop - run[0].start) * sum(ranks.values()) - own
+    def _merging_pays(self, run: Sequence[Segment], bank: int) -> bool:
+        """Arithmetic for nothing, against the calls that it saves."""
+        rank = sum(one.rank for _, one in self._bank(bank))
+        rows = run[-1].stop - run[0].start
+        own = sum((one.stop - one.start) * self._adapter(one.slot).rank for one in run)
+        return rows * rank - own < (len(run) - 1) * self._unit_cost
 
-    def _find_merged(self, slots: tuple[int, ...]) -> Merged | None:
-        """A kept mix that covers these slots, or a new one if the last step asked for it too."""
-        found = self._covering(slots)
-        if found is None and slots in self._asked:
-            found = self._merge(slots)
-        if found is not None:
-            self._merged[found.slots] = self._merged.pop(found.slots)
-        return found
-
-    def _covering(self, slots: tuple[int, ...]) -> Merged | None:
-        limit = MERGED_EXCESS_MAX * sum(self._adapter(slot).rank for slot in slots)
-        fitting = [
-            one
-            for one in self._merged.values()
-            if one.rank <= limit and set(slots) <= set(one.slots)
-        ]
-        return min(fitting, key=lambda one: one.rank, default=None)
-
-    def _merge(self, slots: tuple[int, ...]) -> Merged:
-        while len(self._merged) >= MERGED_KEPT_MAX:
-            del self._merged[next(iter(self._merged))]
-        adapters = [self._adapter(slot) for slot in slots]
-        rank = sum(one.rank for one in adapters)
-        self._merged[slots] = merge(slots, [one.layers for one in adapters], rank)
+    def _merge(self, bank: int) -> None:
+        held = self._bank(bank)
+        slots = [slot for slot, _ in held]
+        self._merged[bank] = merge(slots, [one.layers for _, one in held])
         self._merges += 1
-        return self._merged[slots]
+
+
+def _unit_cost(shape: BaseShape, dtype: torch.dtype, device: torch.device) -> float:
+    """Rows times ranks whose arithmetic, over all projections, takes as long as one more product."""
+    flops = UNIT_FLOPS.get(dtype, 5e6) if device.type == "cpu" else UNIT_FLOPS_GPU
+    return flops / (2 * sum(inner + outer for inner, outer in shape.targets.values()))
+
+
+def _runs(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    """Neighbouring segments of one bank."""
+    for _, run in groupby(segments, key=lambda one: one.slot // BANK_SIZE):
+        yield list(run)
 
 
 def _merged_unit(merged: Merged, run: Sequence[Segment], device: torch.device) -> Unit:
-    start, stop = run[0].start, run[-1].stop
     owners = [one.slot for one in run for _ in range(one.start, one.stop)]
     rows = torch.tensor(owners, device=device)[:, None]
 
     def mask(layout: tuple[int, ...]) -> Tensor:
         return rows != torch.tensor(layout, device=device)
 
-    return Unit(start, stop, merged.layers, tuple(mask(layout) for layout in merged.layouts))
+    masks = tuple(mask(layout) for layout in merged.layouts)
+    return Unit(run[0].start, run[-1].stop, merged.layers, masks)
