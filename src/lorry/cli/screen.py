@@ -14,6 +14,9 @@ from rich.text import Text
 PIPE_WIDTH = 120
 """Columns when the output is no terminal; Rich would take 80 and break lines in logs."""
 
+DETAILS_SHOWN = 10
+"""More than these say the same of other layers, most often."""
+
 
 def console(*, stderr: bool = False) -> Console:
     """A console for this moment's standard output or error."""
@@ -31,8 +34,10 @@ def report(message: str, *, details: Sequence[str] = (), action: str = "", note:
     """An error, on standard error: what is wrong, each detail, what to do."""
     screen = console(stderr=True)
     screen.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
-    for detail in details:
+    for detail in details[:DETAILS_SHOWN]:
         screen.print(Text(f"  - {detail}"), soft_wrap=True)
+    if len(details) > DETAILS_SHOWN:
+        screen.print(Text(f"  - and {len(details) - DETAILS_SHOWN} more"))
     if action:
         screen.print(Text(f"  {action}"), soft_wrap=True)
     if note:
@@ -103,6 +108,8 @@ def adapter_sheet(adapter: Mapping[str, Any]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in adapter.items():
+        if key == "object":
+            continue
         table.add_row(key.replace("_", " "), Text(_fact(key, value)))
     return table
 
@@ -120,7 +127,8 @@ def _fact(key: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return "\n".join(_fact("", each) for each in value)
+        lines = any(isinstance(each, dict) for each in value)
+        return ("\n" if lines else ", ").join(_fact("", each) for each in value)
     if isinstance(value, dict):
         return ", ".join(f"{name}={each}" for name, each in value.items())
     return str(value)
