@@ -42,9 +42,7 @@ class Driver:
         self.decoder = Decoder.load(model, dtype, "cpu")
         self.decoder.allocate_kv(blocks, BLOCK_SIZE)
         shape, kind = self.decoder.shape, self.decoder.dtype
-        self.slots = LoraSlots(
-            len(adapters) or 1, 64, shape, kind, self.decoder.device, unit_cost
-        )
+        self.slots = LoraSlots(len(adapters) or 1, 64, shape, kind, self.decoder.device, unit_cost)
         self.slot_of: dict[str | None, int] = {None: -1}
         for slot, (name, folder) in enumerate(adapters.items()):
             self.slots.put(slot, load_adapter(folder, shape, kind))

@@ -1,13 +1,15 @@
 """Attention of a mixed batch over paged keys and values.
 
-The plan of a step (which rows, which blocks, which masks) is made once and used by every layer. Rows are laid out as
+The plan of a step (which rows, which blocks, which masks) is made once and used by every layer.
+Rows are laid out as
 
     decode, base | decode, by slot | prefill, by slot | prefill, base
 
-so that decode rows, prefill chunks and each adapter's rows are all plain slices. One layer's cache is
-[blocks + 1, block_size, 2 * kv_heads, head_dim], keys first, so one gather brings both. The block beyond the last is
-always zero: tables are padded with it, and a block is zeroed before its first use, so nothing that another sequence
-left behind, not even a NaN, is ever multiplied into a row.
+so that decode rows, prefill chunks and each adapter's rows are all plain slices. One layer's cache
+is [blocks + 1, block_size, 2 * kv_heads, head_dim], keys first, so one gather brings both. The
+block beyond the last is always zero: tables are padded with it, and a block is zeroed before its
+first use, so nothing that another sequence left behind, not even a NaN, is ever multiplied into a
+row.
 """
 
 from collections.abc import Sequence
@@ -21,8 +23,8 @@ from lorry.engines.embedded.batch import StepBatch
 from lorry.engines.embedded.family import Family
 
 PADDED_BLOCKS_FREE = 16
-"""Padding that a decode bucket may carry whatever its size: a further bucket costs six calls a layer, as much as
-copying about so many blocks."""
+"""Padding that a decode bucket may carry whatever its size: a further bucket costs six calls a
+layer, as much as copying about so many blocks."""
 PADDED_SHARE_MAX = 0.25
 """Beyond those, padding may be this share of the bucket."""
 
@@ -56,7 +58,8 @@ class PrefillChunk:
     start: int
     stop: int
     blocks: Tensor | None
-    """None: nothing was computed before this chunk, so its own keys and values are all there are."""
+    """None: nothing was computed before this chunk, so its own keys and values are all there
+    are."""
     mask: Tensor | None
     """[stop - start, context], 0 or -inf; None: plain causal."""
     context: int
@@ -155,7 +158,8 @@ class StepPlanner:
         return -(-one.context // self._size)
 
     def _buckets(self, decoding: list[_Sequence]) -> tuple[DecodeBucket, ...]:
-        """Longest first; a bucket ends where padding to its longest would cost more than another bucket."""
+        """Longest first; a bucket ends where padding to its longest would cost more than another
+        bucket."""
         ranked = sorted(range(len(decoding)), key=lambda row: -self._blocks(decoding[row]))
         buckets: list[list[int]] = []
         padding = 0
@@ -245,7 +249,8 @@ class Attention:
         self._q_size = family.q_size
 
     def compute(self, plan: StepPlan, qkv: Tensor, cache: Tensor) -> Tensor:
-        """[rows, q] from `qkv` [rows, q + k + v], rotated and already written to this layer's `cache`."""
+        """[rows, q] from `qkv` [rows, q + k + v], rotated and already written to this layer's
+        `cache`."""
         out = torch.empty((qkv.shape[0], self._q_size), dtype=qkv.dtype, device=qkv.device)
         for bucket in plan.decode:
             self._decode(bucket, qkv, cache, out)
@@ -254,7 +259,8 @@ class Attention:
         return out
 
     def _decode(self, bucket: DecodeBucket, qkv: Tensor, cache: Tensor, out: Tensor) -> None:
-        """The query heads that share a key head stand in for query positions, so no key is repeated."""
+        """The query heads that share a key head stand in for query positions, so no key is
+        repeated."""
         q = qkv[:, : self._q_size]
         q = q[: bucket.count] if bucket.rows is None else q.index_select(0, bucket.rows)
         q = q.view(bucket.count, self._kv_heads, self._group, self._dim)

@@ -1,8 +1,9 @@
 """The decoder families we compute, told apart by their `config.json` alone.
 
-One decoder implementation serves them all; what differs is a handful of facts, gathered in `Family`. Whatever a config
-asks for beyond those facts is refused here by name, before any weight is read. Defaults are those of transformers for
-a key that the file leaves out. No torch in this file.
+One decoder implementation serves them all; what differs is a handful of facts, gathered in
+`Family`. Whatever a config asks for beyond those facts is refused here by name, before any weight
+is read. Defaults are those of transformers for a key that the file leaves out. No torch in this
+file.
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from lorry.errors import ModelInvalid, ModelUnsupported
 Config = Mapping[str, Any]
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rope scalings whose frequencies do not change as a sequence grows. `dynamic` and `longrope` do change them, which
-would make KV depend on what came later, so they are refused."""
+"""Rope scalings whose frequencies do not change as a sequence grows. `dynamic` and `longrope` do
+change them, which would make KV depend on what came later, so they are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class Family:
 
     @property
     def max_context(self) -> int:
-        """Longest sequence computed rightly: a window is refused rather than forgotten, so it is a limit."""
+        """Longest sequence computed rightly: a window is refused rather than forgotten, so it is a
+        limit."""
         return min(self.max_positions, self.sliding_window or self.max_positions)
 
     def targets(self) -> dict[str, tuple[int, int]]:
@@ -179,7 +181,8 @@ def _refuse_extras(config: Config, architecture: str, known: Defaults) -> None:
 
 
 def _rope(config: Config) -> Config:
-    """transformers 5 writes `rope_parameters`; older files have `rope_scaling`, which wins if there."""
+    """transformers 5 writes `rope_parameters`; older files have `rope_scaling`, which wins if
+    there."""
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 

@@ -1,9 +1,13 @@
 """GGUF files: their fields and tensors, read here without the `gguf` package's slow reader.
 
-That package takes seconds to turn a tokenizer of 50,000 entries into arrays that we do not need; walking over them
-takes a twentieth. Its `dequantize` is used for the numbers. Layout of a file, all little-endian:
+That package takes seconds to turn a tokenizer of 50,000 entries into arrays that we do not need;
+walking over them takes a twentieth. Its `dequantize` is used for the numbers. Layout of a file, all
+little-endian:
 
-    magic  version  tensor count  field count  | fields: name, type, value | tensors: name, dims, type, offset | data
+    magic  version  tensor count  field count
+    fields: name, type, value
+    tensors: name, dims, type, offset
+    data
 """
 
 import struct
@@ -86,7 +90,8 @@ class GgufFile:
     tensors: Mapping[str, GgufTensor]
 
     def tensor(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """One tensor as float32, dequantised. Raises `ModelInvalid` when its bytes are not all there."""
+        """One tensor as float32, dequantised. Raises `ModelInvalid` when its bytes are not all
+        there."""
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -202,7 +207,8 @@ def _moved(tensor: GgufTensor, start: int) -> GgufTensor:
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
-    """The `config.json` that this file's model would have. Raises `ModelInvalid`, `ModelUnsupported`."""
+    """The `config.json` that this file's model would have. Raises `ModelInvalid`,
+    `ModelUnsupported`."""
     file = open_gguf(path)
     name = str(file.fields.get("general.architecture", "(none given)"))
     if name not in ARCHITECTURES:
@@ -213,7 +219,11 @@ def gguf_config(path: Path) -> dict[str, Any]:
     architecture, model_type = ARCHITECTURES[name]
     if file.fields.get(f"{name}.expert_count"):
         raise ModelUnsupported(f"{path}: {name} with a mixture of experts is not computed.")
-    config: dict[str, Any] = {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu"}
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_act": "silu",
+    }
     config |= _sizes(file, name) | {"rope_parameters": _rope(file, name)}
     for token in ("bos", "eos"):
         config[f"{token}_token_id"] = file.fields.get(f"tokenizer.ggml.{token}_token_id")
@@ -262,7 +272,8 @@ def _rope(file: GgufFile, name: str) -> dict[str, Any]:
 
 
 def hf_name(name: str) -> str:
-    """Name of a GGUF tensor in a Hugging Face file: `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
+    """Name of a GGUF tensor in a Hugging Face file: `blk.3.attn_q.weight` ->
+    `model.layers.3.self_attn.q_proj.weight`."""
     if name in TOP_NAMES:
         return TOP_NAMES[name]
     parts = name.split(".")

@@ -1,4 +1,5 @@
-"""The small steps of a decoder layer: RMS norm, rotary positions, gated activation. Numerics follow transformers."""
+"""The small steps of a decoder layer: RMS norm, rotary positions, gated activation. Numerics follow
+transformers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +11,13 @@ from torch.nn import functional
 from lorry.engines.embedded.family import Family
 
 ROPE_ROWS_FIRST = 2048
-"""The table begins with this many positions and doubles as needed: few sequences use all that a model allows."""
+"""The table begins with this many positions and doubles as needed: few sequences use all that a
+model allows."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Over the last dimension, computed in float32 and rounded before the weight is applied, as transformers does."""
+    """Over the last dimension, computed in float32 and rounded before the weight is applied, as
+    transformers does."""
     if x.dtype == torch.float32:
         scale = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         return (x * scale).mul_(weight)
@@ -48,7 +51,8 @@ class Rope:
     def rows(self, positions: Tensor, last: int) -> tuple[Tensor, Tensor]:
         """cos and sin [rows, 1, head_dim] for `positions` [rows], the largest of which is `last`.
 
-        The sine of the first half is negated: with it, rotating is `x * cos + swap_halves(x) * sin`.
+        The sine of the first half is negated: with it, rotating is `x * cos + swap_halves(x) *
+        sin`.
         """
         if last >= self._cos.shape[0]:
             self._grow(last + 1)
@@ -69,7 +73,8 @@ class Rope:
 def rope_frequencies(config: Mapping[str, Any], family: Family) -> tuple[Tensor, float]:
     """Inverse frequencies [head_dim / 2] in float32, and the factor on cosines and sines.
 
-    Scaled ones come from transformers' own functions; it takes seconds to import, so not for plain ones.
+    Scaled ones come from transformers' own functions; it takes seconds to import, so not for plain
+    ones.
     """
     if family.rope_type == "default":
         steps = torch.arange(0, family.head_dim, 2, dtype=torch.float32) / family.head_dim
@@ -85,7 +90,8 @@ def rope_frequencies(config: Mapping[str, Any], family: Family) -> tuple[Tensor,
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotary positions, in place: `heads` [rows, heads, head_dim], `cos` and `sin` of `Rope.rows`."""
+    """Rotary positions, in place: `heads` [rows, heads, head_dim], `cos` and `sin` of
+    `Rope.rows`."""
     half = heads.shape[-1] // 2
     swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
     heads.mul_(cos).addcmul_(swapped, sin)

@@ -1,8 +1,9 @@
 """Adapters in host memory: read from a snapshot, checked against the base, scaled and packed.
 
-The scale (alpha / r, or alpha / sqrt(r) for rsLoRA, by module) is folded into B in float32 before the cast, so it costs
-nothing at run time and is rounded once. All tensors of an adapter lie in one buffer: one allocation to take and to give
-back. Files have been judged before they come here; what disagrees all the same is refused, never guessed at.
+The scale (alpha / r, or alpha / sqrt(r) for rsLoRA, by module) is folded into B in float32 before
+the cast, so it costs nothing at run time and is rounded once. All tensors of an adapter lie in one
+buffer: one allocation to take and to give back. Files have been judged before they come here; what
+disagrees all the same is refused, never guessed at.
 """
 
 import json
@@ -97,7 +98,8 @@ class ScaleRule:
 
 
 def matching_pattern(patterns: Iterable[str], key: str) -> str:
-    """The first pattern that fits the end of a module's name, else the name itself: PEFT's `get_pattern_key`."""
+    """The first pattern that fits the end of a module's name, else the name itself: PEFT's
+    `get_pattern_key`."""
     for pattern in patterns:
         if re.match(rf"(.*\.)?({pattern})$", key):
             return pattern
@@ -105,7 +107,8 @@ def matching_pattern(patterns: Iterable[str], key: str) -> str:
 
 
 def load_adapter(path: Path, shape: BaseShape, dtype: torch.dtype) -> HostAdapter:
-    """Snapshot folder to packed adapter. Raises `EngineRejected`, naming file, key, found and expected value."""
+    """Snapshot folder to packed adapter. Raises `EngineRejected`, naming file, key, found and
+    expected value."""
     rule = ScaleRule(_read_config(path / CONFIG))
     modules = _read_modules(path / WEIGHTS, shape, rule)
     elements = sum(one.a.numel() + one.b.numel() for one in modules.values())
@@ -170,7 +173,8 @@ def _module(
         found = list(pair[half].shape)
         if found != expected:
             raise EngineRejected(
-                f"{path}: lora_{half} of {key} has shape {found}; base and {CONFIG} make it {expected}."
+                f"{path}: lora_{half} of {key} has shape {found}; the base and {CONFIG} make it "
+                f"{expected}."
             )
     return _Module(rank, rule.scale(key), pair["A"], pair["B"])
 
@@ -178,7 +182,8 @@ def _module(
 def _pack(
     modules: Mapping[tuple[int, str], _Module], shape: BaseShape, buffer: Tensor
 ) -> tuple[Layer, ...]:
-    """Copy into `buffer`, group by group: A of the group's projections, then each B turned to [rank, out]."""
+    """Copy into `buffer`, group by group: A of the group's projections, then each B turned to
+    [rank, out]."""
     packer = _Packer(buffer)
     return tuple(
         tuple(_pack_group(modules, layer, group, shape, packer) for group in GROUPS)
@@ -224,7 +229,8 @@ def _pack_group(
 
 
 def _check_finite(path: Path, buffer: Tensor, layers: tuple[Layer, ...]) -> None:
-    """In the merged form zeros of other rows meet every B, and zero times infinity is NaN; so none is let in."""
+    """In the merged form zeros of other rows meet every B, and zero times infinity is NaN; so none
+    is let in."""
     if bool(torch.isfinite(buffer).all()):
         return
     for index, layer in enumerate(layers):

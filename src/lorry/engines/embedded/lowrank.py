@@ -2,21 +2,25 @@
 
 Three rules:
 
-1. A row sees its own adapter and no other. In the merged form the columns of the others are overwritten with zero, not
-   multiplied by it, so that even an infinity of theirs cannot reach the row.
-2. Cost follows the ranks that are there: nothing is padded to a largest rank, and a projection that no adapter of the
-   step touches costs nothing.
-3. Whatever depends on the mix of a step only (slices, masks) is made once per step; a layer only multiplies.
+1. A row sees its own adapter and no other. In the merged form the columns of the others are
+   overwritten with zero, not multiplied by it, so that even an infinity of theirs cannot reach the
+   row.
+2. Cost follows the ranks that are there: nothing is padded to a largest rank, and a projection that
+   no adapter of the step touches costs nothing.
+3. Whatever depends on the mix of a step only (slices, masks) is made once per step; a layer only
+   multiplies.
 
-Projections that share an input form a group (q, k, v; gate, up), whose A matrices are stacked: one product shrinks a
-group, one per projection expands it. With three adapters of ranks 2, 1 and 1 the merged form looks like this:
+Projections that share an input form a group (q, k, v; gate, up), whose A matrices are stacked: one
+product shrinks a group, one per projection expands it. With three adapters of ranks 2, 1 and 1 the
+merged form looks like this:
 
-                 columns of `low`                          ranks of q      of k      of v
-    row of 1st   a a . .  a a . .  a a . .         A is    a a b c       a a b c   a a b c   [12, in]
-    row of 2nd   . . b .  . . b .  . . b .         Bq is   the first four rows, [4, q]; then Bk, Bv
-    row of 3rd   . . . c  . . . c  . . . c         "." is the mask
+                  ranks of q   of k      of v
+    row of 1st    a a . .      a a . .   a a . .    A is the rows a a b c of each, [12, in]
+    row of 2nd    . . b .      . . b .   . . b .    B of q is [4, q], of k [4, k], of v [4, v]
+    row of 3rd    . . . c      . . . c   . . . c    "." is the mask
 
-Padding all adapters to one rank and gathering per row was rejected: on two cores it took six times as long.
+Padding all adapters to one rank and gathering per row was rejected: on two cores it took six times
+as long.
 """
 
 from collections.abc import Sequence
@@ -27,7 +31,7 @@ from torch import Tensor
 
 from lorry.engines.embedded.attention import Segment
 
-QKV, O, GATE_UP, DOWN = range(4)
+QKV, OUT, GATE_UP, DOWN = range(4)
 """Numbers of the groups in a layer."""
 
 GROUPS: tuple[tuple[str, ...], ...] = (
@@ -121,7 +125,8 @@ def apply_reference(
     x: Tensor,
     out: Tensor,
 ) -> None:
-    """The same, row by row and projection by projection: slow, plain, and what the batched form is tested against."""
+    """The same, row by row and projection by projection: slow, plain, and what the batched form is
+    tested against."""
     for segment in segments:
         held = adapters[segment.slot]
         weights = None if held is None else held[layer][group]

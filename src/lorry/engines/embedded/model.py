@@ -1,4 +1,5 @@
-"""The decoder: one implementation for all families, one pass for a mixed batch of adapters, prefill and decode."""
+"""The decoder: one implementation for all families, one pass for a mixed batch of adapters, prefill
+and decode."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from lorry.engines.embedded.attention import Attention, StepPlan, StepPlanner
 from lorry.engines.embedded.batch import StepBatch
 from lorry.engines.embedded.family import Family, read_family
 from lorry.engines.embedded.layers import Rope, rms_norm, rotate, silu_gate
-from lorry.engines.embedded.lowrank import DOWN, GATE_UP, QKV, O, LoraStep
+from lorry.engines.embedded.lowrank import DOWN, GATE_UP, OUT, QKV, LoraStep
 from lorry.engines.embedded.shape import base_shape, read_config
 from lorry.engines.embedded.slots import LoraSlots
 from lorry.engines.embedded.weights import (
@@ -59,8 +60,8 @@ class Decoder:
     ) -> "Decoder":
         """Read a Hugging Face folder, a GGUF file, or a folder with one.
 
-        Raises `ModelUnsupported` before any weight is read, or `ModelInvalid`. `dtype` is "auto", "bfloat16" or
-        "float32"; `progress` is called with (bytes done, bytes in all).
+        Raises `ModelUnsupported` before any weight is read, or `ModelInvalid`. `dtype` is "auto",
+        "bfloat16" or "float32"; `progress` is called with (bytes done, bytes in all).
         """
         config = read_config(model)
         family = read_family(config)
@@ -90,7 +91,8 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> Tensor:
-        """float32 [logit_rows, vocab] on the decoder's device; keys and values of the batch are cached."""
+        """float32 [logit_rows, vocab] on the decoder's device; keys and values of the batch are
+        cached."""
         if self._planner is None:
             raise RuntimeError("allocate_kv comes before forward")
         plan = self._planner.plan(batch)
@@ -135,7 +137,7 @@ class Decoder:
         mixed = self._attention.compute(plan, qkv, cache)
         out = _add_product(x, mixed, layer.o, layer.o_bias)
         if lora is not None:
-            lora.apply(index, O, mixed, out)
+            lora.apply(index, OUT, mixed, out)
         return out
 
     def _feed(self, index: int, layer: LayerWeights, lora: LoraStep | None, x: Tensor) -> Tensor:

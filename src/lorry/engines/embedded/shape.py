@@ -1,4 +1,5 @@
-"""What a model is, before any weight is read. No torch here, so the server may ask without paying for it."""
+"""What a model is, before any weight is read. No torch here, so the server may ask without paying
+for it."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from lorry.errors import ModelInvalid
 
 
 def find_gguf(model: Path) -> Path | None:
-    """The GGUF file that `model` is or holds; None for a folder of the Hugging Face form. Raises `ModelInvalid`."""
+    """The GGUF file that `model` is or holds; None for a folder of the Hugging Face form. Raises
+    `ModelInvalid`."""
     if model.is_file():
         return model
     if (model / "config.json").is_file():
@@ -28,7 +30,8 @@ def find_gguf(model: Path) -> Path | None:
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    """`config.json` of a folder, or its like made from a GGUF's own fields. Raises `ModelInvalid`."""
+    """`config.json` of a folder, or its like made from a GGUF's own fields. Raises
+    `ModelInvalid`."""
     if not model.exists():
         raise ModelInvalid(f"{model}: there is no such file or folder.")
     gguf = find_gguf(model)
@@ -58,5 +61,6 @@ def base_shape(config: Mapping[str, Any]) -> BaseShape:
 
 
 def max_context(config: Mapping[str, Any]) -> int:
-    """Longest sequence computed rightly: max_position_embeddings, or the sliding window if that is shorter."""
+    """Longest sequence computed rightly: max_position_embeddings, or the sliding window if that is
+    shorter."""
     return read_family(config).max_context

@@ -25,8 +25,8 @@ from lorry.engines.embedded.lowrank import LoraStep, Merged, Unit, merge
 from lorry.errors import BrokenInvariant, EngineRejected
 
 BANK_SIZE = 4
-"""Slots that are merged together. With one row for each adapter of rank 8, four to six is best; with
-eight rows for each, two, and four is no worse than one."""
+"""Slots that are merged together. With one row for each adapter of rank 8, four to six is best;
+with eight rows for each, two, and four is no worse than one."""
 
 UNIT_FLOPS = {torch.float32: 5e6, torch.bfloat16: 5e7}
 """Arithmetic that a CPU core does in the time that one more product takes in each layer (eleven
@@ -148,7 +148,8 @@ class LoraSlots:
 
 
 def _unit_cost(shape: BaseShape, dtype: torch.dtype, device: torch.device) -> float:
-    """Rows times ranks whose arithmetic, over all projections, takes as long as one more product."""
+    """Rows times ranks whose arithmetic, over all projections, takes as long as one more
+    product."""
     flops = UNIT_FLOPS.get(dtype, 5e6) if device.type == "cpu" else UNIT_FLOPS_GPU
     return flops / (2 * sum(inner + outer for inner, outer in shape.targets.values()))
 

@@ -1,7 +1,8 @@
 """Model files to parameters: every name and shape is checked before the first weight is read.
 
-Two sources, safetensors folders and GGUF files, answer to the names of Hugging Face. Projections that share an input
-are fused into one matrix at load, since a decode step pays for each call: q, k and v in one, gate and up in one.
+Two sources, safetensors folders and GGUF files, answer to the names of Hugging Face. Projections
+that share an input are fused into one matrix at load, since a decode step pays for each call: q, k
+and v in one, gate and up in one.
 """
 
 import json
@@ -47,7 +48,9 @@ class SafetensorsSource:
     def __init__(self, folder: Path) -> None:
         """Opens every file and reads the headers. Raises `ModelInvalid`."""
         self._folder = folder
-        self._files: dict[Path, Any] = {path: _open_safetensors(path) for path in _weight_files(folder)}
+        self._files: dict[Path, Any] = {
+            path: _open_safetensors(path) for path in _weight_files(folder)
+        }
         self._owner: dict[str, Path] = {}
         for path, file in self._files.items():
             self._owner |= dict.fromkeys(file.keys(), path)
@@ -224,7 +227,8 @@ def _top_pieces(family: Family) -> dict[str, list[Piece]]:
 
 
 def _check(source: WeightSource, pieces: Iterator[Piece]) -> int:
-    """Number of elements, once every tensor is there in its shape; else `ModelInvalid` with what is wrong."""
+    """Number of elements, once every tensor is there in its shape; else `ModelInvalid` with what is
+    wrong."""
     problems, elements = [], 0
     for name, expected in pieces:
         found = source.shape(name)
@@ -296,8 +300,8 @@ class _Loader:
 def right_operand(weight: Tensor) -> Tensor:
     """[out, in] -> [in, out], laid out as this device multiplies fastest.
 
-    In float32 on CPUs, MKL's product of a few rows takes a fifth less time with the matrix stored as it is used; oneDNN
-    in bfloat16 and CUDA do not care.
+    In float32 on CPUs, MKL's product of a few rows takes a fifth less time with the matrix stored
+    as it is used; oneDNN in bfloat16 and CUDA do not care.
     """
     turned = weight.t()
     return turned.contiguous() if weight.device.type == "cpu" and _plain(weight) else turned
@@ -349,7 +353,8 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """ "auto": bfloat16 where the hardware multiplies it, else float32.
 
-    A CPU without bfloat16 instructions takes three to five times longer in bfloat16 than in float32.
+    A CPU without bfloat16 instructions takes three to five times longer in bfloat16 than in
+    float32.
     """
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" or _cpu_multiplies_bf16() else torch.float32
