@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import processors
 
 from lorry.chat_template import ChatTemplate
 from lorry.errors import RequestInvalid, StorageFailed
@@ -144,12 +143,16 @@ class TextStream:
         self._known = len(self._ids)
         self._prefix = self._text(self._known)
 
-    def feed(self, token_ids: Sequence[int]) -> str:
+    def feed(self, token_ids: Iterable[int]) -> str:
         """Certain text of these and earlier held-back tokens."""
-        self._ids.extend(token_ids)
+        return "".join([self._feed_one(token_id) for token_id in token_ids])
+
+    def _feed_one(self, token_id: int) -> str:
+        self._ids.append(token_id)
         text = self._text(len(self._ids))
         if not text.endswith(REPLACEMENT):
             return self._advance(len(self._ids), text)
+        # Every token since `known` left the text open, so all but the last few are broken for good.
         certain = len(self._ids) - INCOMPLETE_TOKENS_MAX
         if certain > self._known:
             return self._advance(certain, self._text(certain))
@@ -228,35 +231,12 @@ def _read(folder: Path, eos_token_ids: Iterable[int], chat_template: str | None)
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises bare Exception
         raise StorageFailed(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
-    _set_bos_and_eos(backend, config, special)
     own_eos = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
     return Tokenizer(
         backend,
         special_tokens=special,
         chat_template=chat_template or _chat_template(folder, config),
         eos_token_ids={*eos_token_ids, *(() if own_eos is None else (own_eos,))},
-    )
-
-
-def _set_bos_and_eos(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]
-) -> None:
-    """Does what transformers does with `add_bos_token` and `add_eos_token`: said explicitly, they
-    win over the file."""
-    explicit = "add_bos_token" in config or "add_eos_token" in config
-    if backend.post_processor is not None and not explicit:
-        return
-    before = (
-        [special["bos_token"]] if config.get("add_bos_token") and "bos_token" in special else []
-    )
-    after = [special["eos_token"]] if config.get("add_eos_token") and "eos_token" in special else []
-    named = [
-        (text, token_id)
-        for text in {*before, *after}
-        if (token_id := backend.token_to_id(text)) is not None
-    ]
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after], pair=None, special_tokens=named
     )
 
 

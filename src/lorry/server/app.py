@@ -91,10 +91,7 @@ def build_app(
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
-    try:
-        async with service.supervisor, anyio.create_task_group() as group:
-            group.start_soon(log_changes, service.supervisor.events())
-            yield
-            group.cancel_scope.cancel()
-    finally:
-        service.shutdown.on_over()
+    async with service.supervisor, anyio.create_task_group() as group:
+        group.start_soon(log_changes, service.supervisor.events())
+        yield
+        group.cancel_scope.cancel()

@@ -1,5 +1,6 @@
 """Operations, which long calls become, and the feed of changes."""
 
+import copy
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query
@@ -50,8 +51,21 @@ async def follow_events(
 
 async def finish(service: Service, operation: OperationView) -> OperationView:
     """Wait for the end. Raises the operation's error, with the adapter's name in the message."""
-    with service.shutdown.request():
-        return await service.supervisor.wait(operation.id)
+    try:
+        with service.shutdown.request():
+            return await service.supervisor.wait(operation.id)
+    except LorryError as error:
+        raise _naming(error, operation) from error
+
+
+def _naming(error: LorryError, operation: OperationView) -> LorryError:
+    """The error as it is, or with the adapter's name put before: people load many at once."""
+    if operation.name in error.message:
+        return error
+    named = copy.copy(error)
+    named.message = f"{operation.kind} of '{operation.name}' failed: {error.message}"
+    named.args = (named.message,)
+    return named
 
 
 def accepted(operation: OperationView) -> Response:

@@ -8,7 +8,7 @@ the waiting.
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import anyio
 import uvicorn
@@ -24,7 +24,7 @@ ABORT_GRACE_S = 5.0
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises OSError."""
+    """A socket with its address; port 0 takes a free one. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -32,7 +32,6 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise
@@ -46,27 +45,28 @@ async def serve(
     *,
     on_listening: Callable[[str], None] = lambda url: log.info("Listening on %s", url),
 ) -> None:
-    """Serve until a signal. `on_listening` gets the URL once requests are answered."""
+    """Serve until a signal. `on_listening` gets the URL once requests are answered.
+
+    Raises what keeps the supervisor from starting, and what ends it: the lifespan is entered here
+    and not by uvicorn, which would log such an error and go on serving without a supervisor.
+    """
     service: Service = app.state.service
+    # Before the model is loaded, so that a port in use is found out at once.
     listener = bind(host, port)
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
-        lifespan="on",
+        lifespan="off",
+        backlog=BACKLOG,
         timeout_graceful_shutdown=int(service.settings.drain_timeout_s + ABORT_GRACE_S) + 1,
         server_header=False,
         ws="none",
     )
     server = _Server(config, service, lambda: on_listening(_url(host, listener)))
-    await server.serve(sockets=[listener])
-    if not server.started:
-        raise SystemExit(3)
-
-
-def run(app: FastAPI, host: str, port: int) -> None:
-    """`serve` in an event loop of its own."""
-    anyio.run(serve, app, host, port)
+    with closing(listener):
+        async with app.router.lifespan_context(app):
+            await server.serve(sockets=[listener])
 
 
 def _url(host: str, listener: socket.socket) -> str:
@@ -83,7 +83,6 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._on_listening = on_listening
-        service.shutdown.on_over = self._stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Tell when it is done."""
@@ -108,9 +107,6 @@ class _Server(uvicorn.Server):
                 yield
             finally:
                 self._captured_signals.clear()
-
-    def _stop(self) -> None:
-        self.should_exit = True
 
     async def _abort_late(self) -> None:
         await anyio.sleep(self._service.settings.drain_timeout_s)

@@ -2,7 +2,7 @@
 left."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import anyio
@@ -16,8 +16,6 @@ class Shutdown:
     def __init__(self) -> None:
         """Nothing runs yet."""
         self.stopping = False
-        self.on_over: Callable[[], None] = lambda: None
-        """Called when the supervisor has ended, by itself too: a server without one must end."""
         self._aborting = False
         self._patient: set[anyio.CancelScope] = set()
         self._impatient: set[anyio.CancelScope] = set()
