@@ -1,4 +1,4 @@
-"""Drives a decoder as the engine does, in small: sequences with blocks of their own, any mix of chunks."""
+"""Drives a decoder as the engine does, in small: sequences with own blocks, any mix of chunks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
