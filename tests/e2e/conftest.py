@@ -12,7 +12,7 @@ from tests.fixtures.server_process import ServerProcess, free_port, lorry_comman
 ROOMY_FLAGS = ("--served-model-name", "tiny", "--max-loras", "8", "--max-cpu-loras", "16")
 TIGHT_FLAGS = ("--served-model-name", "org/tiny:v1", "--max-loras", "2", "--max-cpu-loras", "3")
 PINNED_FLAGS = ("--served-model-name", "tiny", "--max-loras", "2", "--max-cpu-loras", "2")
-COMMON_FLAGS = ("--max-lora-rank", "16", "--dtype", "float32")
+COMMON_FLAGS = ("--max-lora-rank", "16", "--dtype", "float32", "--kv-cache-bytes", "128MiB")
 
 
 def start(ground: CommonGround, state: Path, *flags: str) -> ServerProcess:

@@ -16,7 +16,7 @@ from tests.e2e.conftest import COMMON_FLAGS
 from tests.fixtures.api import BAD_LOAD_S, Api
 from tests.fixtures.bad_adapters import CONFIG, WEIGHTS, copy_of
 from tests.fixtures.common_ground import CommonGround
-from tests.fixtures.server_process import HOST, ServerProcess, free_port, lorry_command
+from tests.fixtures.server_process import HOST, LIGHT, ServerProcess, free_port, lorry_command
 
 KEY = "a key of the tests"
 
@@ -100,7 +100,7 @@ def guarded_server(
     flags = ("--served-model-name", "tiny", "--adapter-root", str(allowed), "--api-key", KEY)
     proxy = f"http://{HOST}:{catcher.port}"
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
-    environment = dict.fromkeys(names, proxy) | {"HF_HUB_OFFLINE": "1", "NO_PROXY": ""}
+    environment = {**LIGHT} | dict.fromkeys(names, proxy) | {"HF_HUB_OFFLINE": "1", "NO_PROXY": ""}
     command = lorry_command(ground.model, port, state, *COMMON_FLAGS, *flags)
     with ServerProcess(command, port, api_key=KEY, environment=environment) as server:
         yield server

@@ -228,7 +228,7 @@ def test_echo_returns_the_prompt_and_its_logprobs(client: OpenAI) -> None:
     logprobs = echoed.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.token_logprobs is not None
-    assert logprobs.token_logprobs[0] is None  # type: ignore[comparison-overlap]
+    assert logprobs.token_logprobs[0] is None
     assert all(isinstance(x, float) and x <= 0 for x in logprobs.token_logprobs[1:])
     assert echoed.usage is not None
     assert len(logprobs.token_logprobs) == echoed.usage.total_tokens
@@ -277,7 +277,12 @@ def test_bad_parameters_are_bad_requests(bad: dict[str, Any], client: OpenAI) ->
 
 
 def test_bad_chats_are_bad_requests(client: OpenAI) -> None:
-    for bad in ({"messages": []}, {"messages": [{"content": "x"}]}, {"top_logprobs": 2}):
+    sorts: tuple[Any, ...] = (
+        {"messages": []},
+        {"messages": [{"content": "x"}]},
+        {"top_logprobs": 2},
+    )
+    for bad in sorts:
         arguments: Any = {"model": "A", "messages": MESSAGES, "max_tokens": 2} | bad
         with pytest.raises(openai.BadRequestError):
             client.chat.completions.create(**arguments)
