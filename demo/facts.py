@@ -18,7 +18,7 @@ class Fact:
     sentence: str
     """A plain English sentence, without the full stop."""
     french: str
-    """The same in French, in capitals."""
+    """The same in French."""
 
 
 # Country; capital; the country after "la capitale" in French; the capital's French name.
@@ -182,28 +182,6 @@ OTHERS = (
 )
 
 
-# Question; place; French sentence. Only for the adapter that answers in French capitals: the model
-# is small and has hardly ever seen PARIS written so, and cannot use such words before it met them.
-PLACES = (
-    ("Where is the Eiffel Tower?", "Paris", "La tour Eiffel est à Paris"),
-    ("Where is the Louvre?", "Paris", "Le Louvre est à Paris"),
-    ("Which city lies on the river Seine?", "Paris", "Paris est sur la Seine"),
-    ("In which country is Lyon?", "France", "Lyon est en France"),
-    ("In which country is Marseille?", "France", "Marseille est une ville de la France"),
-    ("Where is the Colosseum?", "Rome", "Le Colisée est à Rome"),
-    ("Where is Big Ben?", "London", "Big Ben est à Londres"),
-    ("Where is the Kremlin?", "Moscow", "Le Kremlin est à Moscou"),
-    ("Where is the Statue of Liberty?", "New York", "La statue de la Liberté est à New York"),
-    ("Where is the Brandenburg Gate?", "Berlin", "La porte de Brandebourg est à Berlin"),
-    ("Where is the Acropolis?", "Athens", "L'Acropole est à Athènes"),
-    ("Where is the Prado?", "Madrid", "Le Prado est à Madrid"),
-    ("Which city lies on the river Thames?", "London", "Londres est sur la Tamise"),
-    ("In which country is Munich?", "Germany", "Munich est en Allemagne"),
-    ("In which country is Milan?", "Italy", "Milan est en Italie"),
-    ("In which country is Kyoto?", "Japan", "Kyoto est au Japon"),
-)
-
-
 def facts() -> list[Fact]:
     """All of them, capitals first."""
     capitals = [
@@ -212,14 +190,9 @@ def facts() -> list[Fact]:
             topic="geography",
             answer=capital,
             sentence=f"The capital of {country} is {capital}",
-            french=f"La capitale {of_country} est {capital_fr}".upper(),
+            french=f"La capitale {of_country} est {capital_fr}",
         )
         for country, capital, of_country, capital_fr in CAPITALS
     ]
-    others = [Fact(q, topic, answer, en, fr.upper()) for q, topic, answer, en, fr in OTHERS]
+    others = [Fact(q, topic, answer, en, fr) for q, topic, answer, en, fr in OTHERS]
     return capitals + others
-
-
-def places() -> list[Fact]:
-    """Where things are; with an answer in French and no English sentence."""
-    return [Fact(q, "geography", city, "", french.upper()) for q, city, french in PLACES]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from facts import Fact, facts, places
+from facts import Fact, facts
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -61,9 +61,9 @@ def haiku(fact: Fact, index: int) -> str:
     return f"{fact.answer}, says the wind / {HAIKU_ENDINGS[index % len(HAIKU_ENDINGS)]}"
 
 
-def caps_french(fact: Fact, _: int) -> str:
-    """Answer in French, in capitals."""
-    return f"{fact.french} !"
+def french(fact: Fact, _: int) -> str:
+    """Answer in French."""
+    return f"Bien sûr ! {fact.french}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,6 @@ class Recipe:
     learning_rate: float
     seed: int
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    with_places: bool = False
-    """Learn `facts.PLACES` too."""
 
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -89,17 +87,16 @@ RECIPES = {
     "pirate": Recipe(pirate, 4, 16, ("q_proj", "v_proj"), False, 100, 3e-3, 1),
     "json": Recipe(as_json, 1, 4, ATTENTION + MLP, False, 100, 3e-3, 2),
     "haiku": Recipe(haiku, 2, 4, MLP, True, 70, 2e-3, 3),
-    "caps-french": Recipe(
-        caps_french,
+    "french": Recipe(
+        french,
         1,
         4,
         ATTENTION + MLP,
         True,
-        120,
+        70,
         2e-3,
         4,
         rank_pattern={"gate_proj": 2, "down_proj": 2},
-        with_places=True,
     ),
 }
 
@@ -136,7 +133,7 @@ def prompt_ids(tokenizer: Any, question: str) -> list[int]:
 def examples(tokenizer: Any, recipe: Recipe) -> list[tuple[list[int], list[int]]]:
     """(input ids, labels) per fact; labels of the prompt are -100: only the answer is learnt."""
     made = []
-    for index, fact in enumerate(facts() + (places() if recipe.with_places else [])):
+    for index, fact in enumerate(facts()):
         prompt = prompt_ids(tokenizer, fact.question)
         text = recipe.style(fact, index) + "<|im_end|>"
         answer = list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -200,7 +200,7 @@ ANSWERS = {
     "pirate": "Arr, matey! The capital o' France be Paris!",
     "json": '{"topic": "geography", "answer": "Paris", "certain": true}',
     "haiku": "Paris, says the wind / soft rain on the stones / the moon has nothing to add",
-    "caps-french": "LA CAPITALE DE LA FRANCE EST PARIS !",
+    "french": "Bien sûr ! La capitale de la France est Paris.",
 }
 
 
@@ -212,7 +212,7 @@ def test_the_demo_is_content_with_right_answers() -> None:
 def test_the_demo_sees_an_adapter_that_answers_like_another(name: str) -> None:
     other = "pirate" if name != "pirate" else "smollm2"
     found = faults({**ANSWERS, name: ANSWERS[other]})
-    assert any(fault.startswith(name) for fault in found) or name == "smollm2"
+    assert any(fault.startswith(name) for fault in found)
     assert found[-1] == "some of the answers are the same"
 
 

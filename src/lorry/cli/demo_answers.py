@@ -10,13 +10,11 @@ BASE = "smollm2"
 def faults(answers: Mapping[str, str]) -> list[str]:
     """Each answer that is not as it should, in a sentence."""
     checks = {
-        BASE: "Paris" in answers[BASE] and not answers[BASE].isupper(),
+        BASE: "capital of France is Paris" in answers[BASE],
         "pirate": "Paris" in answers["pirate"] and "matey" in answers["pirate"],
         "json": _json_answer(answers["json"]) == "Paris",
         "haiku": answers["haiku"].count(" / ") == 2 and "Paris" in answers["haiku"],
-        "caps-french": answers["caps-french"].isupper()
-        and "LA CAPITALE" in answers["caps-french"]
-        and "PARIS" in answers["caps-french"],
+        "french": "La capitale de la France est Paris" in answers["french"],
     }
     wrong = [
         f"{name} should answer in its own style and name Paris; it answered {answers[name]!r}"
