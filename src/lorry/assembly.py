@@ -23,6 +23,7 @@ from lorry.engines.fake import FakeEngine
 from lorry.engines.fake_script import FakeSettings
 from lorry.errors import LorryError
 from lorry.ids import AdapterName, ReplicaId
+from lorry.loading import ModelProgress
 from lorry.server.app import build_app
 from lorry.server.serve import serve
 from lorry.store.sql import SqlStore
@@ -101,7 +102,7 @@ def _engine(settings: Settings) -> Engine:
                 max_lora_rank=settings.max_lora_rank,
             )
         )
-    return EmbeddedEngine(embedded_settings(settings))
+    return EmbeddedEngine(embedded_settings(settings), ModelProgress(settings.model))
 
 
 def _tokenizer(settings: Settings) -> Tokenizer | None:
