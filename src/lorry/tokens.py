@@ -13,6 +13,7 @@ Three rules:
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,22 @@ INCOMPLETE_TOKENS_MAX = 3
 it."""
 
 
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+"""How sentencepiece writes a token of one byte."""
+
+
+def _byte_letters() -> dict[str, int]:
+    """How byte-level BPE writes bytes: printable ones as themselves, the others from U+0100 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {
+        chr(0x100 + at): byte for at, byte in enumerate(hidden)
+    }
+
+
+_BYTE_LETTERS = _byte_letters()
+
+
 class Tokenizer:
     """One base model's tokenizer and its chat template. Safe to use from several threads."""
 
@@ -87,6 +104,18 @@ class Tokenizer:
         """One token on its own, special tokens included: what log probabilities are labelled
         with."""
         return self._backend.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The same as bytes: exact also for a token that holds only a part of a character."""
+        text = self.token_text(token_id)
+        if REPLACEMENT not in text:
+            return text.encode()
+        piece = self._backend.id_to_token(token_id) or ""
+        if (byte := BYTE_PIECE.fullmatch(piece)) is not None:
+            return bytes((int(byte[1], 16),))
+        if all(letter in _BYTE_LETTERS for letter in piece):
+            return bytes(_BYTE_LETTERS[letter] for letter in piece)
+        return text.encode()
 
     def stream(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> "TextStream":
         """A decoder for the tokens that follow `prompt`."""

@@ -210,3 +210,10 @@ def test_templates_are_found_in_all_their_places(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("in a file")
     assert found() == "in a file"
     assert found("given") == "given"
+
+
+def test_bytes_of_tokens_are_exact() -> None:
+    for tokenizer in (BYTES, PIECES):
+        ids = tokenizer.encode(TEXT, add_special_tokens=False)
+        raw = b"".join(tokenizer.token_bytes(token) for token in ids)
+        assert raw.decode().replace(" ", "") == TEXT.replace(" ", "")

@@ -6,25 +6,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from lorry.engine import TokenLogprobs
-from lorry.tokens import Tokenizer
+from lorry.tokens import REPLACEMENT, Tokenizer
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say; vLLM uses the same number."""
 
 
 class Labels:
-    """Names tokens: by their text, or as `token_id:5` when asked to or when there is no
-    tokenizer."""
+    r"""Names tokens: by their text; as `bytes:\xf0` where that is a part of a character; as
+    `token_id:5` when asked to or when there is no tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, as_ids: bool) -> None:
         """`as_ids` is the request's return_tokens_as_token_ids."""
-        self._tokenizer = None if as_ids else tokenizer
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids or tokenizer is None
 
     def label(self, token_id: int) -> str:
         """The token's name."""
-        if self._tokenizer is None:
+        if self._as_ids or self._tokenizer is None:
             return f"token_id:{token_id}"
-        return self._tokenizer.token_text(token_id)
+        text = self._tokenizer.token_text(token_id)
+        if REPLACEMENT not in text:
+            return text
+        # Different tokens would share one name, and hide each other among the alternatives.
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw(token_id))
+
+    def raw(self, token_id: int) -> bytes:
+        """The token's own bytes."""
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
+
+    def width(self, token_id: int) -> int:
+        """Characters that it adds to the text; parts of a character count as nothing."""
+        return len(self.raw(token_id).decode("utf-8", "ignore"))
 
 
 def completion_logprobs(
@@ -38,18 +51,14 @@ def completion_logprobs(
 
     `first` is a token before them that has no probability: a prompt's first.
     """
-    names = [] if first is None else [labels.label(first)]
-    values: list[float | None] = [None] * len(names)
-    tops: list[dict[str, float] | None] = [None] * len(names)
-    for entry in entries:
-        names.append(labels.label(entry.token_id))
-        values.append(max(entry.logprob, LOWEST))
-        tops.append(_top(labels, entry, top))
-    ends = list(itertools.accumulate(map(len, names), initial=offset))
+    scored = [entry.token_id for entry in entries]
+    ids = scored if first is None else [first, *scored]
+    unscored = [None] * (len(ids) - len(scored))
+    ends = list(itertools.accumulate(map(labels.width, ids), initial=offset))
     shape = {
-        "tokens": names,
-        "token_logprobs": values,
-        "top_logprobs": tops,
+        "tokens": [labels.label(token_id) for token_id in ids],
+        "token_logprobs": [*unscored, *(max(entry.logprob, LOWEST) for entry in entries)],
+        "top_logprobs": [*unscored, *(_top(labels, entry, top) for entry in entries)],
         "text_offset": ends[:-1],
     }
     return shape, ends[-1]
@@ -74,11 +83,10 @@ def chat_logprobs(labels: Labels, entries: Sequence[TokenLogprobs], top: int) ->
 
 
 def _chat_token(labels: Labels, token_id: int, logprob: float) -> dict[str, Any]:
-    text = labels.label(token_id)
     return {
-        "token": text,
+        "token": labels.label(token_id),
         "logprob": max(logprob, LOWEST),
-        "bytes": list(text.encode("utf-8", "replace")),
+        "bytes": list(labels.raw(token_id)),
     }
 
 

@@ -126,7 +126,7 @@ def check_prompt(
         raise RequestInvalid(
             f"This model's maximum context length is {limit} tokens, but {length + max_tokens} "
             f"were asked for: {length} in {param} and {max_tokens} in the answer. "
-            f"Shorten {param}, or ask for {limit - length} tokens at most.",
+            f"Shorten {param}, or lower max_tokens to {limit - length}.",
             param="max_tokens",
         )
     return max_tokens
