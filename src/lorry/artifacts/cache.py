@@ -78,6 +78,9 @@ class DiskCache:
         with _storage(root):
             self._shelf = Shelf(root, limit_bytes)
         self._lock = threading.Condition()
+        self._claims = threading.Lock()
+        """Guards the next two; never held while the disk is used, so callers on an event loop do
+        not wait for it."""
         self._protected: frozenset[VersionId] = frozenset()
         self._fresh: dict[VersionId, float] = {}
         self._writing: set[VersionId] = set()
@@ -136,20 +139,20 @@ class DiskCache:
 
     def protect(self, versions: Collection[VersionId]) -> None:
         """From now on exactly these versions (and snapshots made since) are never evicted."""
-        with self._lock:
+        with self._claims:
             self._protected = frozenset(versions)
             for version in self._protected:
                 self._fresh.pop(version, None)
 
     def release(self, version: VersionId) -> None:
         """A snapshot that was made is not going to be used, so it may be evicted."""
-        with self._lock:
+        with self._claims:
             self._fresh.pop(version, None)
 
     def remove(self, version: VersionId) -> bool:
         """Delete a snapshot, protected or not. False: it was not there."""
+        self.release(version)
         with _storage(self.root), self._lock:
-            self._fresh.pop(version, None)
             return self._shelf.remove(version)
 
     def retain(
@@ -184,10 +187,11 @@ class DiskCache:
     def _kept(self) -> frozenset[VersionId]:
         """What may not be evicted now. The lock is held."""
         oldest_s = time.monotonic() - FRESH_SECONDS_MAX
-        self._fresh = {
-            version: made_s for version, made_s in self._fresh.items() if made_s > oldest_s
-        }
-        return self._protected | self._fresh.keys() | self._writing
+        with self._claims:
+            self._fresh = {
+                version: made_s for version, made_s in self._fresh.items() if made_s > oldest_s
+            }
+            return self._protected | self._fresh.keys() | self._writing
 
     def _keep(self, draft: _Draft, folder: Folder, watch: Progress) -> Snapshot:
         """Write the draft unless its version is there; one writer per version, the others wait for
@@ -202,7 +206,7 @@ class DiskCache:
                 watch.step(watch.total)
             else:
                 self._write(draft, folder, watch)
-            with self._lock:
+            with self._claims:
                 self._fresh[version] = time.monotonic()
         return Snapshot(self._shelf.path(version), draft.manifest)
 

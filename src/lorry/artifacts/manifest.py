@@ -82,15 +82,16 @@ def judge(
     resolver = Resolver(parsed, base)
     problems += resolver.problems
     problems += _target_problems(resolver.targets, tensors_by_module.modules)
+    ranks = {name: resolver.rank(name) for name in tensors_by_module.modules}
+    problems += _rank_problems(ranks, max_rank)
     modules = []
     for name, sides in sorted(tensors_by_module.modules.items()):
-        rank, alpha = resolver.rank(name), resolver.alpha(name)
-        faults = [*_rank_problems(name, rank, max_rank), *_side_problems(name, sides, rank, base)]
+        rank, alpha = ranks[name], resolver.alpha(name)
+        faults = list(_side_problems(name, sides, rank, base))
         problems += faults
         if not faults:
-            modules.append(
-                ModulePlan(name, rank, alpha, scale(parsed, rank, alpha), sides["A"], sides["B"])
-            )
+            factor = scale(parsed, rank, alpha)
+            modules.append(ModulePlan(name, rank, alpha, factor, sides["A"], sides["B"]))
     problems += _scale_problems(modules)
     return Judgement(tuple(dict.fromkeys(problems)), parsed, tuple(modules))
 
@@ -168,11 +169,15 @@ def _scale_problems(modules: Sequence[ModulePlan]) -> Iterable[str]:
             )
 
 
-def _rank_problems(module: str, rank: int, max_rank: int) -> Iterable[str]:
-    if rank > max_rank:
+def _rank_problems(ranks: Mapping[str, int], max_rank: int) -> Iterable[str]:
+    """One sentence for each rank over the limit, however many modules have it."""
+    for rank in sorted({rank for rank in ranks.values() if rank > max_rank}):
+        modules = sorted((name for name in ranks if ranks[name] == rank), key=split_module)
+        others = f" and of {len(modules) - 1} other modules" if len(modules) > 1 else ""
         yield (
-            f"{CONFIG_FILE}: the rank of {module} is {shown(rank)}, expected at most {max_rank}; start "
-            "the server with a higher --max-lora-rank or train with a lower rank."
+            f"{CONFIG_FILE}: the rank of {modules[0]}{others} is {shown(rank)}, expected at most "
+            f"{max_rank}; start the server with a higher --max-lora-rank or train with a lower "
+            "rank."
         )
 
 

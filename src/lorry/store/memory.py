@@ -1,4 +1,4 @@
-"""A store that forgets when the process ends: for simulations, tests and `--state none`."""
+"""A store that forgets when the process ends: for simulations and tests."""
 
 import threading
 
