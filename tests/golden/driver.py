@@ -50,6 +50,10 @@ class Driver:
         self.decoder.attach(self.slots)
         self._next_block = 0
 
+    def reset(self) -> None:
+        """Hand all blocks out again; what they hold stays, as it does in the engine."""
+        self._next_block = 0
+
     def begin(
         self, tokens: Sequence[int], adapter: str | None, prefix: Running | None = None
     ) -> Running:

@@ -60,6 +60,20 @@ def test_other_files_and_architectures_are_refused_by_name(tmp_path: Path) -> No
     with pytest.raises(ModelUnsupported, match="yarn"):
         scaled = {"llama.rope.scaling.type": "yarn"}
         gguf_config(write_gguf(tmp_path / "y.gguf", fields=scaled))
+    with pytest.raises(ModelUnsupported, match="partial rotary"):
+        gguf_config(write_gguf(tmp_path / "p.gguf", numbers={"llama.rope.dimension_count": 4}))
+    with pytest.raises(ModelUnsupported, match="mixture of experts"):
+        gguf_config(write_gguf(tmp_path / "e.gguf", numbers={"llama.expert_count": 8}))
+
+
+def test_linear_rope_scaling_is_kept(tmp_path: Path) -> None:
+    scaled = {"llama.rope.scaling.type": "linear"}
+    path = write_gguf(tmp_path / "l.gguf", fields=scaled, numbers={"llama.rope.scaling.factor": 2})
+    assert gguf_config(path)["rope_parameters"] == {
+        "rope_type": "linear",
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+    }
 
 
 def test_an_exchanged_file_is_read_again(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One forward pass over a mixed batch."""
+    """One forward pass over a mixed batch of at least one sequence."""
 
     token_ids: Sequence[int]
     """[tokens]"""

@@ -107,7 +107,12 @@ class GgufFile:
         if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
             plain = np.float32 if kind == GGMLQuantizationType.F32 else np.float16
             rows = rows.view(plain)
-        flat: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, kind)
+        try:
+            flat: np.ndarray[Any, np.dtype[np.float32]] = dequantize(rows, kind)
+        except NotImplementedError:
+            raise ModelUnsupported(
+                f"{self.path}: {name} is stored as {kind.name}, which cannot be dequantised here."
+            ) from None
         return flat.reshape(found.shape)
 
 
@@ -235,19 +240,24 @@ def _sizes(file: GgufFile, name: str) -> dict[str, Any]:
         value = file.fields.get(f"{name}.{key}", default)
         if value is None:
             raise ModelInvalid(f"{file.path}: the field {name}.{key} is missing.")
+        if isinstance(value, list):
+            raise ModelUnsupported(f"{file.path}: {name}.{key} differs by layer: not computed.")
         return value
 
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelInvalid(f"{file.path}: the tensor token_embd.weight is missing.")
     heads, hidden = field("attention.head_count"), field("embedding_length")
+    head_dim = field("attention.key_length", hidden // heads)
+    if field("rope.dimension_count", head_dim) != head_dim:
+        raise ModelUnsupported(f"{file.path}: {name} with partial rotary positions: not computed.")
     return {
         "hidden_size": hidden,
         "intermediate_size": field("feed_forward_length"),
         "num_hidden_layers": field("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": field("attention.head_count_kv", heads),
-        "head_dim": field("attention.key_length", hidden // heads),
+        "head_dim": head_dim,
         "max_position_embeddings": field("context_length"),
         "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
         "vocab_size": embedding.shape[0],
@@ -261,8 +271,9 @@ def _rope(file: GgufFile, name: str) -> dict[str, Any]:
         "rope_theta": float(file.fields.get(f"{name}.rope.freq_base", 10000.0)),
         "rope_type": "default",
     }
-    if kind == "linear":
-        rope |= {"rope_type": kind, "factor": float(file.fields[f"{name}.rope.scaling.factor"])}
+    factor = file.fields.get(f"{name}.rope.scaling.factor")
+    if kind == "linear" and factor is not None:
+        rope |= {"rope_type": kind, "factor": float(factor)}
     elif kind != "none" or "rope_freqs.weight" in file.tensors:
         raise ModelUnsupported(
             f"{file.path}: rope scaling of a GGUF ({kind}, rope_freqs) is not computed; "
