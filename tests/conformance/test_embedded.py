@@ -1,7 +1,11 @@
 """The embedded engine keeps the contract: a real process, a tiny real model, real adapters."""
 
+import os
+import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,25 +23,29 @@ from tests.fixtures.common_ground import CommonGround, common_ground
 SORTS = ("A", "B", "C", "D", "E", "F")
 
 
+def settings(ground: CommonGround) -> EmbeddedSettings:
+    """Small limits, so that they are met; quick time slices, so that tests need not wait."""
+    return EmbeddedSettings(
+        model=ground.model,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+        max_loras=MAX_LORAS,
+        max_cpu_loras=MAX_CPU_LORAS,
+        host_cache_bytes=64 << 20,
+        kv_cache_bytes=32 << 20,
+        threads=1,
+        slot_wait_ms=50,
+    )
+
+
 class EmbeddedRig(Rig):
     """One engine process."""
 
-    def __init__(self, ground: CommonGround) -> None:
-        """Small limits, so that they are met; quick time slices, so that tests need not wait."""
+    def __init__(self, ground: CommonGround, **changes: Any) -> None:
+        """`changes` to the settings below."""
         self._ground = ground
-        settings = EmbeddedSettings(
-            model=ground.model,
-            max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=16,
-            max_num_batched_tokens=64,
-            max_loras=MAX_LORAS,
-            max_cpu_loras=MAX_CPU_LORAS,
-            host_cache_bytes=64 << 20,
-            kv_cache_bytes=32 << 20,
-            threads=1,
-            slot_wait_ms=50,
-        )
-        self.embedded = EmbeddedEngine(settings)
+        self.embedded = EmbeddedEngine(replace(settings(ground), **changes))
         self.engine = self.embedded
 
     def folder(self, sort: int) -> Path:
@@ -46,9 +54,13 @@ class EmbeddedRig(Rig):
 
     async def crash(self) -> None:
         """As a bug in native code would."""
+        os.kill(self.pid(), signal.SIGKILL)
+
+    def pid(self) -> int:
+        """Of the engine's process."""
         child = self.embedded._child
-        assert child is not None
-        child.kill()
+        assert child is not None and child.process is not None
+        return child.process.pid
 
 
 @pytest.fixture(scope="module")

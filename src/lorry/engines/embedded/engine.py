@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+import anyio
+
 from lorry.engine import (
     EngineCapabilities,
     EngineDown,
@@ -76,7 +78,7 @@ class EmbeddedEngine:
         self._streams: dict[str, _Stream] = {}
         self._by_key: dict[int, _Stream] = {}
         self._health = EngineHealth(ready=False, reason=self._down)
-        self._earlier: Counter[str] = Counter()
+        self._earlier: Counter[str] = Counter(dict.fromkeys(wire.COUNTERS, 0))
         self._restarts = 0
 
     async def start(self) -> EngineCapabilities:
@@ -161,12 +163,13 @@ class EmbeddedEngine:
         return replace(self._health, counters={**counters, "restarts": self._restarts})
 
     async def aclose(self) -> None:
-        """Stop taking, end what runs, then end the process."""
+        """Stop taking, end what runs, then end the process; a cancelled caller waits for it."""
         self._closed = True
         self._go_down("it is closed")
         if self._life is not None:
             self._life.cancel()
-            await asyncio.wait([self._life])
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([self._life])
         self._feed.close()
 
     # The process's lives.
@@ -247,7 +250,6 @@ class EmbeddedEngine:
 
     def _go_up(self, child: Child, capabilities: EngineCapabilities) -> None:
         self._child, self._down = child, ""
-        self._health = EngineHealth(ready=True, reason="", slots=(None,) * capabilities.max_loras)
         if self._capabilities is None:
             self._capabilities = capabilities
         if not self._ready.done():
@@ -270,8 +272,9 @@ class EmbeddedEngine:
                 self._told.set()
                 if self._progress is not None:
                     self._progress(done, total)
-            case wire.Ready(capabilities):
+            case wire.Ready(capabilities, health):
                 if not self._closed:
+                    self._health = health
                     self._go_up(child, capabilities)
                 self._told.set()
             case wire.Failed(failure):

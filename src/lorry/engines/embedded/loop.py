@@ -21,7 +21,7 @@ from lorry.engines.embedded.host import HostCache, Sized
 from lorry.engines.embedded.schedule import Plan, ScheduleLimits, Scheduler, Work
 from lorry.engines.embedded.sequence import Running, begin
 from lorry.engines.embedded.slot_table import SlotTable
-from lorry.engines.embedded.wire import Output, failure
+from lorry.engines.embedded.wire import COUNTERS, Output, failure
 from lorry.errors import EngineRejected
 from lorry.ids import EngineId
 
@@ -92,7 +92,7 @@ class EngineCore(Generic[Packed]):
         self._limits = limits
         self._clock = clock
         self._outputs: list[Output] = []
-        self._counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     @property
     def busy(self) -> bool:

@@ -118,7 +118,7 @@ class Worker:
             logger.debug("the model could not be loaded", exc_info=True)
             self._send(wire.Failed(wire.failure(error)))
             os._exit(1)
-        self._send(wire.Ready(self._engine.capabilities))
+        self._send(wire.Ready(self._engine.capabilities, self._engine.core.health()))
 
     def _step(self) -> None:
         core = self._engine.core

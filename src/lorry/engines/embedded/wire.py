@@ -21,6 +21,12 @@ from lorry.engines.embedded.settings import EmbeddedSettings
 from lorry.errors import EngineRejected, LorryError
 from lorry.ids import EngineId
 
+COUNTERS = (
+    *("steps", "requests", "aborts", "failures", "prompt_tokens", "generation_tokens"),
+    *("prefix_hit_tokens", "slot_loads", "slot_evictions", "slot_preemptions", "preemptions"),
+)
+"""What `EngineHealth.counters` has from the start, beside `restarts`."""
+
 _LENGTH = struct.Struct("<I")
 
 FRAME_BYTES_MAX = 1 << 30
@@ -131,6 +137,7 @@ class Ready(NamedTuple):
     """Requests can be taken."""
 
     capabilities: EngineCapabilities
+    health: EngineHealth
 
 
 class Added(NamedTuple):
