@@ -58,7 +58,7 @@ class RollbackAdapter(BaseModel):
     """One of `previous`, its first 12 digits or more; null: the newest of them."""
 
 
-def list_adapters(
+async def list_adapters(
     service: Caller,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     after: Annotated[str, Query(description="the last name of the page before")] = "",
@@ -74,7 +74,7 @@ def list_adapters(
     }
 
 
-def show_adapter(name: str, service: Caller) -> Response:
+async def show_adapter(name: str, service: Caller) -> Response:
     """One adapter."""
     return _shown(service.supervisor.adapter(AdapterName(name)))
 

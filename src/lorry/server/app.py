@@ -29,8 +29,9 @@ from lorry.tokens import Tokenizer
 
 Route = tuple[str, str, Callable[..., Any]]
 
-# `:path` because names may hold "/". Only POST has parts below a name, and its last part is always
-# the verb.
+# All endpoints are coroutines: FastAPI runs plain functions in threads, where the supervisor's
+# state must not be touched. `:path` because names may hold "/". Only POST has parts below a name,
+# and its last part is always the verb.
 ROUTES: tuple[Route, ...] = (
     ("GET", "/health", health.health),
     ("GET", "/ready", health.ready),

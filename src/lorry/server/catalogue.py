@@ -6,12 +6,12 @@ from typing import Any
 from lorry.errors import LorryError, RouteNotFound
 
 
-def list_errors() -> dict[str, Any]:
+async def list_errors() -> dict[str, Any]:
     """Every error there is."""
     return {"object": "list", "data": [_entry(kind) for kind in _kinds(LorryError)]}
 
 
-def show_error(code: str) -> dict[str, Any]:
+async def show_error(code: str) -> dict[str, Any]:
     """One error by its code."""
     for kind in _kinds(LorryError):
         if kind.code == code:

@@ -30,7 +30,7 @@ async def ready(service: Caller) -> Response:
     return await _state(service)
 
 
-def show_version() -> dict[str, str]:
+async def show_version() -> dict[str, str]:
     """Lorry's version."""
     return {"version": version("lorry")}
 

@@ -10,7 +10,7 @@ from lorry.views import AdapterView
 Caller = Annotated[Service, Depends(service_of)]
 
 
-def list_models(service: Caller) -> dict[str, Any]:
+async def list_models(service: Caller) -> dict[str, Any]:
     """The base under all its names, then every adapter that takes requests, by name."""
     bases = [_base_card(service, name) for name in service.settings.served_model_names]
     adapters = [
@@ -19,7 +19,7 @@ def list_models(service: Caller) -> dict[str, Any]:
     return {"object": "list", "data": bases + adapters}
 
 
-def show_model(model: str, service: Caller) -> dict[str, Any]:
+async def show_model(model: str, service: Caller) -> dict[str, Any]:
     """One of them. Raises `AdapterNotFound`."""
     target = service.target(model)
     if target.name is None:

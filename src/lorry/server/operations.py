@@ -16,18 +16,18 @@ from lorry.views import ChangeEvent, OperationView
 Caller = Annotated[Service, Depends(service_of)]
 
 
-def list_operations(service: Caller) -> dict[str, Any]:
+async def list_operations(service: Caller) -> dict[str, Any]:
     """The running ones and those that ended lately."""
     data = [operation_shape(one) for one in service.supervisor.operations()]
     return {"object": "list", "data": data}
 
 
-def show_operation(operation: int, service: Caller) -> dict[str, Any]:
+async def show_operation(operation: int, service: Caller) -> dict[str, Any]:
     """How far one is."""
     return operation_shape(service.supervisor.operation(OperationId(operation)))
 
 
-def cancel_operation(operation: int, service: Caller) -> dict[str, Any]:
+async def cancel_operation(operation: int, service: Caller) -> dict[str, Any]:
     """Stop one, as far as that is still possible; the answer says what it is now."""
     return operation_shape(service.supervisor.cancel(OperationId(operation)))
 
@@ -60,7 +60,7 @@ async def finish(service: Service, operation: OperationView) -> OperationView:
 
 def _naming(error: LorryError, operation: OperationView) -> LorryError:
     """The error as it is, or with the adapter's name put before: people load many at once."""
-    if operation.name in error.message:
+    if repr(operation.name) in error.message or f'"{operation.name}"' in error.message:
         return error
     named = copy.copy(error)
     named.message = f"{operation.kind} of '{operation.name}' failed: {error.message}"

@@ -81,7 +81,8 @@ def _compiled(source: str) -> ChatTemplate:
     return ChatTemplate(source)
 
 
-def service_of(request: Request) -> Service:
-    """The service of the app that a request reached; a FastAPI dependency."""
+async def service_of(request: Request) -> Service:
+    """The service of the app that a request reached; a FastAPI dependency, and a coroutine because
+    plain functions cost a thread each."""
     service: Service = request.app.state.service
     return service

@@ -37,13 +37,15 @@ def all_errors(kind: type[LorryError] = LorryError) -> list[type[LorryError]]:
     return [kind, *(found for below in kind.__subclasses__() for found in all_errors(below))]
 
 
-def test_every_error_has_a_type_and_a_page() -> None:
+@pytest.mark.anyio
+async def test_every_error_has_a_type_and_a_page() -> None:
+    entries = (await catalogue.list_errors())["data"]
     for kind in all_errors():
         assert kind.status in TYPES
-        entry = catalogue.show_error(kind.code)
+        entry = await catalogue.show_error(kind.code)
         assert entry["meaning"]
         assert entry["action"].endswith(".")
-        assert entry in catalogue.list_errors()["data"]
+        assert entry in entries
 
 
 def test_codes_are_unique_within_the_catalogue() -> None:
