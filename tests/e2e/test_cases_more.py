@@ -9,6 +9,8 @@ from tests.fixtures.api import Api
 from tests.fixtures.common_ground import CommonGround
 from tests.fixtures.many import small_adapters
 
+SLOTS_REPORTED_S = 1.0
+
 
 def test_promise_1_metrics_agree_with_the_list_at_each_step(
     tight: Api, ground: CommonGround
@@ -26,17 +28,28 @@ def test_promise_1_metrics_agree_with_the_list_at_each_step(
 
 
 def _assert_agreement(api: Api) -> None:
-    """Registry, list and metrics say the same. (Nothing runs meanwhile, so they may be read one by
-    one.)"""
-    native = api.native()
-    assert native.keys() == api.listed().keys()
-    tiers = [entry["tier"] for entry in native.values()]
-    assert api.metric("lorry_adapters_registered") == [len(native)]
-    assert sum(api.metric("lorry_adapters_resident", tier="slot")) == tiers.count("slot")
-    in_memory = tiers.count("slot") + tiers.count("host")
-    assert sum(api.metric("lorry_adapters_resident", tier="host")) == in_memory
+    """Registry, list and metrics say the same. (Nothing runs meanwhile, so they are read in turn.)
+
+    Slots are the engine's own cache and change with the requests; its reports of them may be a
+    moment old.
+    """
+    assert api.native().keys() == api.listed().keys()
+    assert api.metric("lorry_adapters_registered") == [len(api.listed())]
+    deadline = time.monotonic() + SLOTS_REPORTED_S
+    while not (agreed := _tiers_agree(api)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert agreed, f"{api.native()} but {api.samples('lorry_versions_resident')}"
+
+
+def _tiers_agree(api: Api) -> bool:
+    tiers = [entry["tier"] for entry in api.native().values()]
+    slots, in_memory = tiers.count("slot"), tiers.count("slot") + tiers.count("host")
     assert in_memory <= 3
-    assert tiers.count("slot") <= 2
+    assert slots <= 2
+    resident = {
+        tier: sum(api.metric("lorry_versions_resident", tier=tier)) for tier in ("slot", "host")
+    }
+    return resident == {"slot": slots, "host": in_memory}
 
 
 def test_running_and_waiting_adapters_are_told_apart(tight: Api, ground: CommonGround) -> None:

@@ -1,5 +1,6 @@
 """Processes that die or are told to stop, at the worst moments."""
 
+import contextlib
 import os
 import random
 import signal
@@ -73,7 +74,7 @@ def test_promise_7_each_stream_ends_once_when_the_engine_is_killed(
         assert server.process.poll() is None
         assert api.listed().keys() == {"A", "B", "C"}
         _wait_until_right(server, api, ["A", "B", "C"])
-        assert api.metric("lorry_engine_restarts_total") == [1]
+        assert api.metric("lorry_engine_losses_total") == [1]
 
 
 def _wait_until_right(server: ServerProcess, api: Api, names: list[str]) -> None:
@@ -196,6 +197,54 @@ def test_promise_7_an_engine_that_dies_idle_comes_back(
         engine.kill()
         engine.wait(10)
         assert api.client.get("/v1/models").status_code == 200
+        _wait_until_right(server, api, ["A"])
+        api.must_load("B", ground.adapter("B"))
+        api.check("B", "B")
+
+
+def test_promise_4_loads_amid_an_engine_loss_succeed_or_change_nothing(
+    ground: CommonGround, tmp_path: Path
+) -> None:
+    with _served(ground, tmp_path) as (server, api):
+        expected: dict[str, str] = {}
+        killer = threading.Timer(0.3, os.kill, (server.engine_pid(), signal.SIGKILL))
+        killer.start()
+        refused = 0
+        began = time.monotonic()
+        while refused == 0 or killer.is_alive() or len(expected) < 3:
+            assert time.monotonic() - began < 60
+            name = f"n{len(expected) % 6}"
+            oracle = "ABCDEF"[(len(expected) + refused) % 6]
+            response = api.load(name, ground.adapter(oracle), inplace=name in expected)
+            if response.status_code == 200:
+                expected[name] = str(ground.adapter(oracle))
+            else:
+                assert response.status_code in {500, 503, 504}, response.text
+                assert response.json()["error"]["message"]
+                refused += 1
+            assert api.listed() == expected
+        _wait_until_right(server, api, [])
+        api.check_all([(name, Path(root).name, "S") for name, root in expected.items()])
+        api.assert_alive()
+
+
+def test_promise_5_an_engine_that_hangs_blocks_no_answer_about_it(
+    ground: CommonGround, tmp_path: Path
+) -> None:
+    with _served(ground, tmp_path, "--load-timeout", "3") as (server, api):
+        api.must_load("A", ground.adapter("A"))
+        engine = psutil.Process(server.engine_pid())
+        engine.suspend()
+        began = time.monotonic()
+        for path in ("/v1/models", "/v1/adapters", "/v1/adapters/A", "/metrics", "/health"):
+            assert api.client.get(path).status_code in {200, 503}, path
+        assert time.monotonic() - began < 10
+        response = api.load("B", ground.adapter("B"))
+        assert time.monotonic() - began < 30
+        assert response.status_code in {503, 504}, response.text
+        assert api.listed() == {"A": str(ground.adapter("A"))}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            engine.resume()
         _wait_until_right(server, api, ["A"])
         api.must_load("B", ground.adapter("B"))
         api.check("B", "B")

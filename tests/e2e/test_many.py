@@ -82,4 +82,4 @@ def _assert_limits(api: Api) -> None:
     tiers = [entry["tier"] for entry in api.native().values()]
     assert tiers.count("slot") <= SLOTS
     assert tiers.count("slot") + tiers.count("host") <= IN_MEMORY
-    assert sum(api.metric("lorry_adapters_resident", tier="host")) <= IN_MEMORY
+    assert sum(api.metric("lorry_versions_resident", tier="host")) <= IN_MEMORY

@@ -212,12 +212,17 @@ def test_eos_ends_an_answer_unless_ignored(client: OpenAI) -> None:
 def test_logit_bias_forces_and_forbids_tokens(client: OpenAI, ground: CommonGround) -> None:
     first = ground.answer("A").tokens[0]
     arguments: Any = {"model": "A", "prompt": list(P), "max_tokens": 1, "temperature": 0}
-    free = client.completions.create(**arguments).choices[0].text
-    forbidden = client.completions.create(**arguments, logit_bias={str(first): -100})
-    assert forbidden.choices[0].text != free
-    wanted = tokenizer(ground.model).encode("time").ids[0]
-    forced = client.completions.create(**arguments, logit_bias={str(wanted): 100})
-    assert forced.choices[0].text == tokenizer(ground.model).decode([wanted])
+    arguments |= {"extra_body": {"return_token_ids": True}}
+
+    def tokens(**more: Any) -> list[int]:
+        answer = client.completions.create(**arguments, **more)
+        ids: list[int] = (answer.choices[0].model_extra or {})["token_ids"]
+        return ids
+
+    assert tokens() == [first]
+    assert tokens(logit_bias={str(first): -100}) != [first]
+    assert tokens(logit_bias={"77": 100}) == [77]
+    assert tokens(logit_bias={"77": 100, str(first): -100}) == [77]
 
 
 def test_echo_returns_the_prompt_and_its_logprobs(client: OpenAI) -> None:
