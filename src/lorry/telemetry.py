@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -44,28 +44,29 @@ class Telemetry:
         self._model_name = model_name
         self._max_loras = max_loras
         self._registry = CollectorRegistry()
-        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens computed or reused.")
-        self._generated = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self._success = self._counter(
-            "vllm:request_success", "Requests that ended well, by reason.", "finished_reason"
+        self._tokens = {
+            "prompt": self._token_counter("prompt", "Prompt tokens, computed or reused."),
+            "generated": self._token_counter("generation", "Tokens generated."),
+        }
+        self._adapter_tokens = {
+            "prompt": self._adapter_counter("prompt", "Prompt tokens"),
+            "generated": self._adapter_counter("generation", "Generated tokens"),
+        }
+        self._success = Counter(
+            "vllm:request_success",
+            "Sequences that ended by themselves, by reason.",
+            ("model_name", "finished_reason"),
+            registry=self._registry,
         )
-        self._first = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", SECONDS
+        self.first_token = self._histogram("time_to_first_token", "To the first token.", SECONDS)
+        self.between_tokens = self._histogram(
+            "inter_token_latency", "Between two chunks of tokens.", TOKEN_SECONDS
         )
-        self._between = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between two chunks of tokens.", TOKEN_SECONDS
+        self.per_token = self._histogram(
+            "time_per_output_token", "Mean per token of a request, after the first.", TOKEN_SECONDS
         )
-        self._per_token = self._histogram(
-            "vllm:time_per_output_token_seconds",
-            "Mean time per token of a request, after the first.",
-            TOKEN_SECONDS,
-        )
-        self._whole = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From arrival to the end.", SECONDS
-        )
-        self._adapter_prompt = self._adapter_counter("lorry_adapter_prompt_tokens", "Prompt tokens")
-        self._adapter_generated = self._adapter_counter(
-            "lorry_adapter_generation_tokens", "Generated tokens"
+        self.whole_request = self._histogram(
+            "e2e_request_latency", "From arrival to the end.", SECONDS
         )
         self._adapters_counted: set[AdapterName] = set()
 
@@ -80,66 +81,50 @@ class Telemetry:
         now.register(_SnapshotCollector(snapshot, self._model_name, self._max_loras))
         return generate_latest(self._registry) + generate_latest(now)
 
-    def count_prompt(self, name: AdapterName | None, tokens: int) -> None:
-        """Prompt tokens of a sequence that gave its first token."""
-        self._prompt.labels(self._model_name).inc(tokens)
-        if name is not None:
-            self._adapters_counted.add(name)
-            self._adapter_prompt.labels(name).inc(tokens)
-
-    def count_generated(self, name: AdapterName | None, tokens: int) -> None:
-        """Tokens that reached the server."""
-        self._generated.labels(self._model_name).inc(tokens)
-        if name is not None:
-            self._adapters_counted.add(name)
-            self._adapter_generated.labels(name).inc(tokens)
+    def token_counters(
+        self, name: AdapterName | None, kind: Literal["prompt", "generated"]
+    ) -> tuple[Counter, ...]:
+        """What to increase for tokens of one sequence, looked up once and not per token."""
+        if name is None:
+            return (self._tokens[kind],)
+        self._adapters_counted.add(name)
+        return self._tokens[kind], self._adapter_tokens[kind].labels(name)
 
     def count_success(self, reason: str) -> None:
         """A sequence ended by itself."""
         self._success.labels(self._model_name, reason).inc()
 
-    def observe_first(self, seconds: float) -> None:
-        """Time to the first token."""
-        self._first.labels(self._model_name).observe(seconds)
-
-    def observe_between(self, seconds: float) -> None:
-        """Time between two chunks."""
-        self._between.labels(self._model_name).observe(seconds)
-
-    def observe_end(self, seconds: float, per_token: float | None) -> None:
-        """Time of a whole sequence, and per token after the first."""
-        self._whole.labels(self._model_name).observe(seconds)
-        if per_token is not None:
-            self._per_token.labels(self._model_name).observe(per_token)
-
     def _forget_others(self, registered: set[AdapterName]) -> None:
         for name in self._adapters_counted - registered:
-            self._adapter_prompt.remove(name)
-            self._adapter_generated.remove(name)
+            for counter in self._adapter_tokens.values():
+                counter.remove(name)
         self._adapters_counted &= registered
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, ("model_name", *labels), registry=self._registry)
+    def _token_counter(self, kind: str, text: str) -> Counter:
+        name = f"vllm:{kind}_tokens"
+        counter = Counter(name, text, ("model_name",), registry=self._registry)
+        return counter.labels(self._model_name)
 
-    def _adapter_counter(self, name: str, text: str) -> Counter:
-        return Counter(
-            name, f"{text} of each registered adapter.", ("adapter",), registry=self._registry
-        )
+    def _adapter_counter(self, kind: str, text: str) -> Counter:
+        name, help_text = f"lorry_adapter_{kind}_tokens", f"{text} of each registered adapter."
+        return Counter(name, help_text, ("adapter",), registry=self._registry)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, text, ("model_name",), buckets=buckets, registry=self._registry)
+    def _histogram(self, kind: str, text: str, buckets: Sequence[float]) -> Histogram:
+        name = f"vllm:{kind}_seconds"
+        histogram = Histogram(name, text, ("model_name",), buckets=buckets, registry=self._registry)
+        return histogram.labels(self._model_name)
 
 
 class RequestWatch:
     """The times and tokens of one sequence."""
 
-    __slots__ = ("_began", "_first", "_last", "_made", "_name", "_prompt_tokens", "_reason", "_to")
+    __slots__ = ("_began", "_first", "_generated", "_last", "_made", "_prompt", "_reason", "_to")
 
     def __init__(self, to: Telemetry, name: AdapterName | None, prompt_tokens: int) -> None:
         """Time runs from here."""
         self._to = to
-        self._name = name
-        self._prompt_tokens = prompt_tokens
+        self._prompt = prompt_tokens, to.token_counters(name, "prompt")
+        self._generated = to.token_counters(name, "generated")
         self._began = self._last = time.perf_counter()
         self._first: float | None = None
         self._made = 0
@@ -150,14 +135,17 @@ class RequestWatch:
         now = time.perf_counter()
         if self._first is None:
             self._first = now
-            self._to.observe_first(now - self._began)
-            self._to.count_prompt(self._name, self._prompt_tokens)
+            self._to.first_token.observe(now - self._began)
+            tokens, counters = self._prompt
+            for counter in counters:
+                counter.inc(tokens)
         elif count:
-            self._to.observe_between(now - self._last)
+            self._to.between_tokens.observe(now - self._last)
         self._last = now
         if count:
             self._made += count
-            self._to.count_generated(self._name, count)
+            for counter in self._generated:
+                counter.inc(count)
 
     def finished(self, reason: str) -> None:
         """It ended by itself."""
@@ -167,9 +155,10 @@ class RequestWatch:
         """It is over, however it ended; only good ends are counted as success."""
         if self._reason is None or self._first is None:
             return
-        per_token = (self._last - self._first) / (self._made - 1) if self._made > 1 else None
         self._to.count_success(self._reason)
-        self._to.observe_end(self._last - self._began, per_token)
+        self._to.whole_request.observe(self._last - self._began)
+        if self._made > 1:
+            self._to.per_token.observe((self._last - self._first) / (self._made - 1))
 
 
 class _SnapshotCollector(Collector):

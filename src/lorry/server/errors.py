@@ -47,10 +47,13 @@ DETAILS_MAX = 20
 """Complaints about one body that are listed; a list of a million wrong ids would give a million."""
 
 
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""One encoder for all: `json.dumps` would make a new one per token."""
+
+
 def to_json(value: Any) -> bytes:
     """JSON as all answers use it. Half a surrogate pair, which JSON can smuggle in, becomes "?"."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+    return _ENCODE(value).encode("utf-8", "replace")
 
 
 def json_response(
