@@ -54,7 +54,7 @@ def samples(telemetry: Telemetry, facts: Statistics = FACTS) -> Mapping[str, flo
     text = telemetry.render(Snapshot(facts, {ONE: HEALTH}, ())).decode()
     families = text_string_to_metric_families(text)
     found = [sample for family in families for sample in family.samples]
-    keys = [s.name + ",".join(f"|{k}={v}" for k, v in s.labels.items()) for s in found]
+    keys = [s.name + "".join(f"|{k}={v}" for k, v in sorted(s.labels.items())) for s in found]
     assert len(set(keys)) == len(keys)
     return dict(zip(keys, (s.value for s in found), strict=True))
 
@@ -66,7 +66,7 @@ def test_gauges_have_vllms_names_where_they_mean_the_same() -> None:
     assert found["vllm:kv_cache_usage_perc|model_name=tiny"] == 0.25
     info = [key for key in found if key.startswith("vllm:lora_requests_info")]
     assert info == [
-        "vllm:lora_requests_info|max_lora=2,|waiting_lora_adapters=b,|running_lora_adapters=a,c"
+        "vllm:lora_requests_info|max_lora=2|running_lora_adapters=a,c|waiting_lora_adapters=b"
     ]
 
 
@@ -112,7 +112,7 @@ def test_only_good_ends_count_as_success() -> None:
         watch.close()
     telemetry.watch(None, 5).close()
     found = samples(telemetry)
-    assert found["vllm:request_success_total|model_name=tiny,|finished_reason=stop"] == 1
+    assert found["vllm:request_success_total|finished_reason=stop|model_name=tiny"] == 1
     assert found["vllm:prompt_tokens_total|model_name=tiny"] == 10
     assert found["vllm:generation_tokens_total|model_name=tiny"] == 6
     assert found["vllm:time_to_first_token_seconds_count|model_name=tiny"] == 2
