@@ -2,6 +2,7 @@
 replace and an unload, with what `lorry ls` says after each. It uses a server of its own."""
 
 import importlib.util
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,19 +64,19 @@ def demo(
         report(str(error))
         raise typer.Exit(1) from None
     screen = console()
+    signal.signal(signal.SIGTERM, _end)
     try:
         with ServerProcess(model, port, SLOTS) as server:
             with screen.status("Starting a server on SmolLM2-135M-Instruct ..."):
                 server.wait_until_ready()
             with Api(server.url) as api:
                 wrong = _tour(api, folder, screen)
+            _judge(wrong, screen)
             if not once:
                 _stay(server, screen)
     except RuntimeError as error:
         report(str(error))
         raise typer.Exit(1) from None
-    for fault in wrong:
-        report(fault)
     raise typer.Exit(1 if wrong else 0)
 
 
@@ -111,12 +112,15 @@ def _tour(api: Api, folder: Path, screen: Console) -> list[str]:
     began = time.monotonic()
     answers = _ask_at_once(api, (BASE, *ADAPTERS))
     seconds = time.monotonic() - began
-    screen.print(Rule(Text(f'"{QUESTION}" - five requests in one batch, {seconds:.1f} s')))
+    screen.print(Rule(Text(f'"{QUESTION}" - five requests at once, {seconds:.1f} s')))
     screen.print(_answer_table(answers))
     wrong = faults(answers)
     screen.print(Rule("Adapters come and go while the server runs"))
     _load(api, screen, GUEST, folder / "haiku")
     _list(api, screen)
+    screen.print(
+        "\nThe guest has the weights of haiku, so it is the same version: one copy for both."
+    )
     wrong += _ask_guest(api, screen, "haiku", answers)
     _load(api, screen, GUEST, folder / "json", replace=True)
     _list(api, screen)
@@ -126,6 +130,19 @@ def _tour(api: Api, folder: Path, screen: Console) -> list[str]:
     screen.print(f"{GUEST} is unloaded")
     _list(api, screen)
     return wrong + _ask_gone(api, screen)
+
+
+def _end(number: int, _: object) -> None:
+    """SIGTERM ends the demo as Ctrl-C does, so that its server does not stay behind."""
+    sys.exit(128 + number)
+
+
+def _judge(wrong: list[str], screen: Console) -> None:
+    """The demo's last word."""
+    for fault in wrong:
+        report(fault)
+    if not wrong:
+        screen.print("\nAll answers are right, and each adapter answers in its own style.")
 
 
 def _load(api: Api, screen: Console, name: str, path: Path, *, replace: bool = False) -> None:
@@ -194,14 +211,14 @@ def _ask_gone(api: Api, screen: Console) -> list[str]:
 def _stay(server: ServerProcess, screen: Console) -> None:
     """Say what to try, and wait for Ctrl-C or for the server's end."""
     screen.print(Rule("The server stays up; Ctrl-C ends it"))
-    python = Path(sys.executable).with_name("lorry")
+    lorry = Path(sys.executable).with_name("lorry")
     lines = (
         f"curl {server.url}/v1/models",
         f"curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' -d "
         '\'{"model": "pirate", "temperature": 0, "max_tokens": 60, '
         '"messages": [{"role": "user", "content": "What is the capital of Japan?"}]}\'',
-        f"{python} ls --url {server.url}",
-        f"{python} unload haiku --url {server.url}",
+        f"{lorry} ls --url {server.url}",
+        f"{lorry} unload haiku --url {server.url}",
         f"curl {server.url}/metrics",
     )
     for line in lines:

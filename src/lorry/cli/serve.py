@@ -3,7 +3,7 @@
 import inspect
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,7 +71,7 @@ def _parameters() -> list[inspect.Parameter]:
 def _parameter(spec: SettingSpec) -> inspect.Parameter:
     """One setting as Typer wants it."""
     default = spec.default_text.replace("`", "")
-    about = {
+    about: dict[str, Any] = {
         "help": spec.help + (" Repeatable." if spec.repeatable else ""),
         "metavar": spec.metavar,
         "show_default": default,
@@ -81,9 +81,9 @@ def _parameter(spec: SettingSpec) -> inspect.Parameter:
     if spec.required:
         kind = Annotated[str | None, typer.Argument(help=spec.help, metavar=spec.metavar)]
     elif spec.repeatable:
-        kind = Annotated[list[str] | None, typer.Option(spec.flag, **about)]  # type: ignore[arg-type]
+        kind = Annotated[list[str] | None, typer.Option(spec.flag, **about)]
     else:
-        kind = Annotated[str | None, typer.Option(spec.flag, **about)]  # type: ignore[arg-type]
+        kind = Annotated[str | None, typer.Option(spec.flag, **about)]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
     )
