@@ -82,7 +82,7 @@ def test_frequencies_follow_the_probabilities() -> None:
         assert times / 2000 == pytest.approx(float(wanted[token]), abs=0.04)
 
 
-@pytest.mark.parametrize("top_k", [1, 3, 1024, 1500])
+@pytest.mark.parametrize("top_k", [1, 3, 64, 65, 1024, 1500])
 def test_top_k_keeps_the_best_k(top_k: int) -> None:
     values = logits(spread=0.1)
     allowed = set(values[0].topk(top_k).indices.tolist())
@@ -176,5 +176,24 @@ def test_logits_that_are_no_numbers_are_reported_and_spoil_no_other_row(
     assert [second.token] == alone
 
 
-def test_the_first_look_is_wide_enough_for_usual_requests() -> None:
-    assert sampler.CANDIDATES < VOCAB
+@pytest.mark.parametrize("width", [1, 63, 64, 500, VOCAB])
+@pytest.mark.parametrize("count", [1, 5, 64])
+def test_the_best_are_found_by_blocks_as_without(width: int, count: int) -> None:
+    values = logits(4)[:, :width]
+    count = min(count, width)
+    found, places = sampler._top(values, count)
+    assert torch.equal(found, values.topk(count).values)
+    assert torch.equal(values.gather(1, places), found)
+
+
+def test_a_pick_never_has_no_chance() -> None:
+    chances = torch.zeros(1, VOCAB)
+    chances[0, [70, 71, 3990]] = torch.tensor([1e-30, 0.5, 1e-8])
+    numbers = torch.tensor([0.0, 1e-9, 0.5, 1 - 2**-24, 1.0])
+    picked = sampler._pick(chances.expand(5, -1), numbers)
+    assert set(picked.tolist()) <= {70, 71, 3990}
+
+
+def test_all_ways_of_looking_are_taken() -> None:
+    assert sampler.CANDIDATES[0] * sampler.BLOCK * 4 > VOCAB > sampler.CANDIDATES[1]
+    assert sampler.BLOCK * 4 < VOCAB

@@ -95,8 +95,8 @@ class SlotTable:
         """Never put it out from now on. Raises `EngineRejected` if no slot would stay unpinned."""
         if engine_id not in self._pinned and len(self._pinned) >= len(self._slots) - 1:
             raise EngineRejected(
-                f"{len(self._pinned)} of {len(self._slots)} slots are pinned and one must stay free, "
-                f"so engine id {engine_id} cannot be pinned; unpin another first."
+                f"{len(self._pinned)} of {len(self._slots)} slots are pinned and one must stay "
+                f"free, so engine id {engine_id} cannot be pinned; unpin another first."
             )
         self._pinned.add(engine_id)
 
