@@ -12,12 +12,9 @@ class Budget:
 
     versions_max: int
     bytes_max: int
+    bytes: int = 0
+    """Bytes reserved."""
     _held: dict[VersionId, int] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes reserved."""
-        return sum(self._held.values())
 
     @property
     def count(self) -> int:
@@ -37,8 +34,10 @@ class Budget:
         if version in self._held or not self.fits(size):
             raise BrokenInvariant(4, f"reservation of {size} bytes for {version} overshoots")
         self._held[version] = size
+        self.bytes += size
 
     def release(self, version: VersionId) -> None:
         """Give back; raises `BrokenInvariant` when nothing was held."""
-        if self._held.pop(version, None) is None:
+        if version not in self._held:
             raise BrokenInvariant(4, f"release of {version}, which has no reservation")
+        self.bytes -= self._held.pop(version)

@@ -219,10 +219,11 @@ class Unloaded:
 
 @dataclass(frozen=True, slots=True)
 class UnloadFailed:
-    """The engine would not give it up."""
+    """The engine would not give it up; or, when `unsure`, nobody knows."""
 
     operation: OperationId
     error: LorryError
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from lorry.errors import (
     LorryError,
     QueueFull,
 )
-from lorry.ids import AdapterName, OperationId, VersionId, short
+from lorry.ids import AdapterName, EngineId, OperationId, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
 from lorry.lifecycle import operations, planner
 from lorry.lifecycle.budget import Budget
 from lorry.lifecycle.records import Adapter, FleetStatistics, Opened, Replica, Residency, Ticket
 from lorry.lifecycle.retry import retry_at
+from lorry.lifecycle.room import best_resident
 from lorry.lifecycle.settings import FleetLimits
 from lorry.lifecycle.states import HOLDING, State, Trigger
 from lorry.lifecycle.world import World
@@ -113,8 +114,9 @@ def arrived(world: World, event: ev.Arrived) -> None:
     """Admit at once what can run now; refuse what never could; let the rest wait."""
     if event.ticket in world.tickets or event.ticket in world.leases:
         raise BrokenInvariant(7, f"ticket {event.ticket} arrived twice")
-    if len(world.leases) >= world.limits.leases_max:
-        world.refuse(event.ticket, QueueFull(f"{len(world.leases)} requests are running already."))
+    under_way = len(world.leases) + len(world.tickets)
+    if under_way >= world.limits.leases_max:
+        world.refuse(event.ticket, QueueFull(f"{under_way} requests run or wait already."))
         return
     if event.name is None:
         base_arrived(world, event)
@@ -124,7 +126,7 @@ def arrived(world: World, event: ev.Arrived) -> None:
         world.refuse(event.ticket, error)
         return
     adapter = world.adapters[event.name]
-    on = planner.best_resident(world, adapter.spec.version)
+    on = best_resident(world, adapter.spec.version)
     if on is not None and event.name not in world.queues:
         world.counters.hits += 1
         world.admit(event.ticket, event.name, world.replicas[on.replica], on)
@@ -192,7 +194,7 @@ def restored(world: World, event: ev.Restored) -> None:
     go."""
     for name, spec, source, pinned in event.adapters:
         world.bind(Adapter(name, spec, source, pinned))
-        world.cold.add(spec.version)
+        world.chill(spec.version)
     world.note("restored", f"{len(event.adapters)} adapters from the registry")
 
 
@@ -209,51 +211,81 @@ def engine_lost(world: World, event: ev.EngineLost) -> None:
             world.abort(lease, error)
             world.release(lease.ticket)
     for residency in tuple(replica.holding.values()):
-        lose(world, residency)
+        lose(world, residency, event.reason)
+    for operation in replica.strangers.values():
+        world.opened.pop(operation or OperationId(0), None)
+    replica.strangers.clear()
+    world.revision += 1
+    replica.revision = replica.lost_revision = world.revision
 
 
-def lose(world: World, residency: Residency) -> None:
-    """The engine does not hold it, without having been asked to give it up."""
-    if residency.open is not None:
-        world.opened.pop(
-            residency.open, None
-        )  # its answer, if it still comes, is about another life
+def lose(world: World, residency: Residency, reason: str) -> None:
+    """The engine does not hold it, without having been asked to give it up. A load under way may be
+    why the engine went, so that counts as its failure: else one bad adapter could end the engine
+    again and again."""
+    if residency.open is not None:  # its answer, if it still comes, is about another life
+        world.opened.pop(residency.open, None)
         residency.open = None
+    suspect = residency.state is State.LOADING
     world.move(residency, Trigger.LOST)
-    residency.error, residency.failures, residency.retry_ms = None, 0, 0
+    if suspect:
+        name = planner_name(world, residency.version)
+        error = EngineUnreachable(f"The engine was lost while it loaded '{name}': {reason}")
+        set_back(world, residency, error)
+        operations.load_failed(world, residency.version, error)
+    else:
+        forget_failures(residency)
     if world.referenced(residency.version):
-        world.cold.add(residency.version)
+        world.chill(residency.version)
+
+
+def forget_failures(residency: Residency) -> None:
+    """All is well with it now."""
+    residency.error, residency.failures, residency.retry_ms = None, 0, 0
 
 
 def engine_seen(world: World, event: ev.EngineSeen) -> None:
     """What the engine holds is what it says (promise 1); judged only where nothing has moved since
     it was asked."""
     replica = world.replicas[event.replica]
+    if event.as_of < replica.lost_revision:
+        return  # asked in another life
     if not replica.up:
         replica.up = True
         world.note("engine_up", f"{replica.id} holds {len(event.residents)} versions")
-    known = {r.engine_id for r in replica.holding.values()}
+    world.avoid_engine_ids(event.residents)
+    if replica.revision <= event.as_of:
+        meet_strangers(world, replica, event.residents)
     for residency in tuple(replica.holding.values()):
         gone = residency.engine_id not in event.residents
         settled = residency.open is None and residency.revision <= event.as_of
         if gone and settled:
             vanish(world, replica, residency)
-    for stranger in sorted(event.residents - known):
-        if stranger is not None:
-            operation = world.open(Opened("stranger"))
+
+
+def meet_strangers(world: World, replica: Replica, residents: frozenset[EngineId]) -> None:
+    """Have the engine give up what nobody asked it to hold, left from an earlier life."""
+    known = {r.engine_id for r in replica.holding.values()}
+    for stranger in sorted(replica.strangers.keys() - residents):
+        if replica.strangers[stranger] is None:
+            del replica.strangers[stranger]
+    for stranger in sorted(residents - known):
+        if replica.strangers.get(stranger) is None:
+            operation = world.open(Opened("stranger", stranger=(replica.id, stranger)))
+            replica.strangers[stranger] = operation
             world.emit(cm.Unload(operation, replica.id, stranger))
 
 
 def vanish(world: World, replica: Replica, residency: Residency) -> None:
     """A version went away by itself: its requests cannot go on with it."""
-    name = planner_name(world, residency.version)
-    error = EngineUnreachable(f"The engine dropped the adapter '{name}' while the request ran.")
     for lease in tuple(world.leases.values()):
         if lease.replica == replica.id and lease.version == residency.version:
-            world.abort(lease, error)
+            text = f"The engine dropped the adapter '{lease.name}' while the request ran."
+            world.abort(lease, EngineUnreachable(text))
             world.release(lease.ticket)
-    world.note("evicted", f"{short(residency.version)} left {replica.id} by itself", name)
-    lose(world, residency)
+    text = f"{short(residency.version)} left {replica.id} by itself"
+    world.note("evicted", text, version=residency.version)
+    lose(world, residency, "")
 
 
 def planner_name(world: World, version: VersionId) -> AdapterName | None:
@@ -277,8 +309,8 @@ def report(world: World, event: ev.Event) -> None:
             load_failed(world, event)
         case ev.Unloaded(operation):
             unloaded(world, operation)
-        case ev.UnloadFailed(operation, error):
-            unload_failed(world, operation, error)
+        case ev.UnloadFailed():
+            unload_failed(world, event)
         case ev.PinSet(operation):
             pin_set(world, operation)
         case ev.PinFailed(operation, error):
@@ -304,7 +336,7 @@ def fetched(world: World, operation: OperationId, spec: ev.VersionSpec) -> None:
     residency = residency_of(world, opened)
     if residency is not None:
         residency.open, residency.missing = None, False
-        residency.error, residency.failures, residency.retry_ms = None, 0, 0
+        residency.error, residency.retry_ms = None, 0
         world.move(residency, Trigger.FETCHED)
     elif opened is not None:
         asked = operations.find(world, opened.asked)
@@ -342,7 +374,7 @@ def loaded(world: World, operation: OperationId) -> None:
     if residency is None:
         return
     residency.open = None
-    residency.error, residency.failures, residency.retry_ms = None, 0, 0
+    forget_failures(residency)
     residency.last_used_ms = world.now_ms
     world.move(residency, Trigger.LOADED)
     world.loose.add(residency.version)
@@ -362,12 +394,17 @@ def load_failed(world: World, event: ev.LoadFailed) -> None:
     if event.missing:
         residency.missing = True
         world.move(residency, Trigger.MISSING)
-        return
-    set_back(world, residency, event.error)
-    if event.unsure:
+        if not residency.failures:
+            residency.failures = 1  # fetched again at once; if it is gone then too, not so soon
+            return
+        set_back(world, residency, event.error)
+    elif event.unsure:
+        set_back(world, residency, event.error)
+        residency.unsure = True
         world.move(residency, Trigger.UNSURE)
         planner.unload(world, residency)
     else:
+        set_back(world, residency, event.error)
         world.move(residency, Trigger.FAIL)
     name = planner_name(world, residency.version)
     world.note(
@@ -380,6 +417,9 @@ def unloaded(world: World, operation: OperationId) -> None:
     """The engine does not hold it, whether or not it did when asked: an id that is gone already is
     no error."""
     opened = world.take_opened(operation, "unload", "stranger")
+    if opened is not None and opened.stranger is not None:
+        replica, stranger = opened.stranger
+        del world.replicas[replica].strangers[stranger]
     residency = residency_of(world, opened)
     if residency is None:
         return
@@ -388,16 +428,21 @@ def unloaded(world: World, operation: OperationId) -> None:
     world.move(residency, Trigger.UNLOADED)
 
 
-def unload_failed(world: World, operation: OperationId, error: LorryError) -> None:
+def unload_failed(world: World, event: ev.UnloadFailed) -> None:
     """The engine still holds it, so it is still served; whoever wanted its room looks for another
-    victim."""
-    opened = world.take_opened(operation, "unload", "stranger")
+    victim. When nobody knows, it is asked again, and admits nobody until then."""
+    opened = world.take_opened(event.operation, "unload", "stranger")
+    if opened is not None and opened.stranger is not None:
+        replica, stranger = opened.stranger
+        world.replicas[replica].strangers[stranger] = None
     residency = residency_of(world, opened)
     if residency is None:
         return
+    error = event.error
     residency.open = None
+    residency.unsure = residency.unsure or event.unsure
     world.counters.unload_failures += 1
-    world.move(residency, Trigger.FAIL)
+    world.move(residency, Trigger.UNSURE if residency.unsure else Trigger.FAIL)
     set_back(world, residency, error)
     world.note(
         "failed", f"unload of {short(residency.version)}: {error}", version=residency.version
@@ -407,11 +452,15 @@ def unload_failed(world: World, operation: OperationId, error: LorryError) -> No
 
 def pin_set(world: World, operation: OperationId) -> None:
     """The engine pins as it was told."""
-    residency = residency_of(world, world.take_opened(operation, "pin"))
-    if residency is not None:
-        residency.pin_open = None
-        residency.engine_pinned = not residency.engine_pinned
-        residency.error, residency.failures, residency.retry_ms = None, 0, 0
+    opened = world.take_opened(operation, "pin")
+    residency = residency_of(world, opened)
+    if residency is None or opened is None:
+        return
+    residency.pin_open = None
+    residency.engine_pinned = opened.pinned
+    if not opened.pinned:
+        world.replicas[residency.replica].pins.discard(residency.version)
+    forget_failures(residency)
 
 
 def pin_failed(world: World, operation: OperationId, error: LorryError) -> None:

@@ -4,6 +4,7 @@ supervisor when idle."""
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from lorry.lifecycle.records import Phase
 from lorry.lifecycle.states import HOLDING, LEASABLE, State
 from lorry.lifecycle.world import World
 
@@ -137,15 +138,20 @@ def timers_have_a_purpose(world: World) -> Iterator[str]:
     """A timer is set only while something waits, and never for the past."""
     if world.due_ms is None:
         return
-    idle = not (world.tickets or world.leases or world.asked or world.cold or world.loose)
-    if idle:
+    if world.due_ms <= world.now_ms:
+        yield f"a timer is due at {world.due_ms}, now is {world.now_ms}"
+    waits = world.tickets or world.leases or world.asked or world.cold or world.loose
+    if not waits and not any(r.draining or r.pins for r in world.replicas.values()):
         yield f"a timer is due at {world.due_ms} with nothing to wait for"
 
 
 def every_wait_has_an_end(world: World) -> Iterator[str]:
-    """While a request waits or an admin call is under way, a timer is set."""
-    if (world.tickets or world.leases) and world.due_ms is None:
-        yield "requests wait or run without a timer"
+    """While a request waits, or runs and was not told to end, or an admin call is under way that
+    does not just wait for the store, a timer is set."""
+    runs = any(not lease.aborted for lease in world.leases.values())
+    calls = any(queue[0].phase is not Phase.COMMITTING for queue in world.asked.values())
+    if (world.tickets or runs or calls) and world.due_ms is None:
+        yield "requests or admin calls wait without a timer"
 
 
 RULES: tuple[Check, ...] = (

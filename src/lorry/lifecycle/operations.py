@@ -25,6 +25,7 @@ from lorry.errors import (
 from lorry.ids import OperationId, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
+from lorry.lifecycle import fitting
 from lorry.lifecycle.records import Adapter, Asked, Opened, Phase, Replica, Request
 from lorry.lifecycle.states import HOLDING, State
 from lorry.lifecycle.world import World
@@ -53,10 +54,9 @@ def end(world: World, asked: Asked, error: LorryError | None = None) -> None:
     queue.remove(asked)
     if asked.open is not None:
         world.opened.pop(asked.open, None)
-    if asked.spec is not None:
-        world.loose.add(asked.spec.version)
-    if isinstance(asked.request, ev.UnloadAsked) and was_first:
-        reopen(world, asked)
+    world.loose.update(asked.versions)
+    if was_first and error is not None:
+        restore(world, asked)
     world.emit(cm.EndOperation(asked.id, error))
     if error is not None and was_first:
         version = asked.spec.version if asked.spec else None
@@ -67,11 +67,17 @@ def end(world: World, asked: Asked, error: LorryError | None = None) -> None:
         begin(world, queue[0])
 
 
-def reopen(world: World, asked: Asked) -> None:
-    """An unload that ends without erasing the name lets requests in again."""
+def restore(world: World, asked: Asked) -> None:
+    """A call that failed leaves the name as it was: open, and resident again if that was given
+    up."""
     adapter = world.adapters.get(asked.name)
-    if adapter is not None:
+    if adapter is None:
+        return
+    if adapter.closing:
         adapter.closing = False
+        world.chill(adapter.spec.version)
+    elif drains_first(asked):
+        world.chill(adapter.spec.version)
 
 
 def verb(asked: Asked) -> str:
@@ -144,8 +150,7 @@ def _needs_engine(request: Request) -> bool:
 
 def pin_objection(world: World, asked: Asked) -> LorryError | None:
     """Pins leave at least one place free, counting the pins that other calls are about to set."""
-    names = {name for name, adapter in world.adapters.items() if adapter.pinned}
-    names |= {queue[0].name for queue in world.asked.values() if queue[0].pinned}
+    names = world.pinned | {queue[0].name for queue in world.asked.values() if queue[0].pinned}
     names.discard(asked.name)
     limit = min((replica.pins_max for replica in world.replicas.values()), default=0)
     if len(names) < limit:
@@ -174,7 +179,11 @@ def begin_unload(world: World, asked: Asked, request: ev.UnloadAsked, adapter: A
     asked.phase = Phase.DRAINING
     asked.drain_due_ms = world.now_ms + request.drain_ms
     adapter.closing = True
-    world.loose.add(adapter.spec.version)
+    asked.former = adapter.former
+    for version in asked.versions:
+        world.loose.add(version)
+        for residency in world.residencies_of(version):
+            residency.retry_ms = world.now_ms  # an admin's word ends any back-off
     world.refuse_all(asked.name, unloading(asked.name))
     running = len(world.leases_of.get(asked.name, ()))
     world.note(
@@ -215,36 +224,17 @@ def room_objection(world: World, asked: Asked, spec: ev.VersionSpec) -> LorryErr
 def _room_on(
     world: World, asked: Asked, spec: ev.VersionSpec, replica: Replica
 ) -> LorryError | None:
-    budget = replica.budget
-    if spec.bytes > budget.bytes_max:
-        return CapacityExhausted(
-            f"'{asked.name}' needs {spec.bytes} bytes of host memory; "
-            f"--host-cache-bytes is {budget.bytes_max}."
-        )
-    if spec.version in replica.holding:
-        return None
-    keep = [r for r in replica.holding.values() if world.pin_wanted(r.version)]
-    pinned_bytes = sum(r.bytes for r in keep)
-    if len(keep) >= budget.versions_max or pinned_bytes + spec.bytes > budget.bytes_max:
-        names = sorted(n for r in keep for n in world.names_of.get(r.version, ()))
-        return AllPinned(
-            f"No room for '{asked.name}': the pinned adapters {', '.join(names)} fill it."
-        )
     old = world.adapters.get(asked.name)
-    if old is None or old.spec.version not in replica.holding or _drains_first(asked):
-        return None
-    beside = [r for r in keep if r.version != old.spec.version]
-    old_bytes = replica.holding[old.spec.version].bytes
-    size = sum(r.bytes for r in beside) + old_bytes + spec.bytes
-    if len(beside) + 2 <= budget.versions_max and size <= budget.bytes_max:
-        return None
-    return CapacityExhausted(
-        f"Replacing '{asked.name}' needs room for the old version and the new one at once. Ask for "
-        f"strategy 'drain-first' (requests wait meanwhile), or raise --max-cpu-loras or --host-cache-bytes."
-    )
+    first = drains_first(asked) and old is not None
+    gives_up = old.spec.version if old is not None and first else None
+    error = fitting.objection(world, replica, asked.name, spec, gives_up)
+    if error is not None or first:
+        return error
+    return fitting.beside_objection(world, replica, asked.name, spec)
 
 
-def _drains_first(asked: Asked) -> bool:
+def drains_first(asked: Asked) -> bool:
+    """Whether it said that the old version may go before the new one is in."""
     request = asked.request
     return isinstance(request, ev.LoadAsked) and request.strategy is ev.Strategy.DRAIN_FIRST
 
@@ -344,8 +334,9 @@ def _settle_unload(world: World, asked: Asked) -> None:
     assert asked.spec is not None
     running = world.leases_of.get(asked.name, set())
     if running:
-        world.remind(asked.drain_due_ms)
-        if world.now_ms >= asked.drain_due_ms:
+        if world.now_ms < asked.drain_due_ms:
+            world.remind(asked.drain_due_ms)
+        else:
             error = RequestAborted(
                 f"The adapter '{asked.name}' was unloaded before this request ended."
             )
@@ -353,9 +344,10 @@ def _settle_unload(world: World, asked: Asked) -> None:
                 world.abort(world.leases[ticket], error)
         return
     asked.phase = Phase.REMOVING
-    held = any(r.state in HOLDING for r in world.residencies_of(asked.spec.version))
-    if held and not world.referenced(asked.spec.version):
-        return
+    for version in sorted(asked.versions):
+        held = any(r.state in HOLDING for r in world.residencies_of(version))
+        if held and not world.referenced(version):
+            return
     commit(world, asked)
 
 
@@ -364,20 +356,24 @@ def expire(world: World) -> None:
     it any more."""
     for queue in tuple(world.asked.values()):
         for asked in tuple(queue):
-            if asked.phase is Phase.COMMITTING and queue[0] is asked:
+            if asked.phase is Phase.COMMITTING:
                 continue  # the store answers within its own deadline, and what it says must stand
+            if asked not in queue:
+                continue  # its turn came and it was answered, when the one before it ended
             if world.now_ms >= asked.deadline_ms:
-                end(world, asked, _out_of_time(asked))
+                end(world, asked, _out_of_time(world, asked))
             else:
                 world.remind(asked.deadline_ms)
 
 
-def _out_of_time(asked: Asked) -> LorryError:
+def _out_of_time(world: World, asked: Asked) -> LorryError:
     seconds = (asked.deadline_ms - asked.began_ms) / 1000
     message = (
         f"{verb(asked).capitalize()} of '{asked.name}' did not end within {seconds:g} s; "
         f"it was {asked.phase}."
     )
+    if asked.wants_resident and not any(replica.up for replica in world.replicas.values()):
+        return EngineUnreachable(f"{message} The engine is down.")
     if asked.phase in (Phase.ROOM, Phase.QUEUED):
         return CapacityExhausted(message)
     return EngineTimeout(message)
@@ -420,11 +416,7 @@ def unload_failed(world: World, spec_version: VersionId, error: LorryError) -> N
     still served."""
     for queue in tuple(world.asked.values()):
         asked = queue[0]
-        if (
-            asked.phase in (Phase.DRAINING, Phase.REMOVING)
-            and asked.spec is not None
-            and asked.spec.version == spec_version
-        ):
+        if asked.phase in (Phase.DRAINING, Phase.REMOVING) and spec_version in asked.versions:
             end(world, asked, error)
 
 
@@ -439,15 +431,15 @@ def committed(world: World, asked: Asked) -> None:
             "unloaded", f"'{asked.name}' is gone from every tier", asked.name, adapter.spec.version
         )
         end(world, asked)
-        if request.purge and not world.referenced(adapter.spec.version):
+        served = adapter.spec.version in world.names_of
+        if request.purge and not served and not world.held(adapter.spec.version):
             world.emit(cm.Purge(adapter.spec.version))
         return
     if isinstance(request, ev.LoadAsked):
         _publish(world, asked, request)
     elif isinstance(request, ev.PinAsked):
         adapter = world.adapters[asked.name]
-        adapter.pinned = asked.pinned
-        world.cold.add(adapter.spec.version)
+        world.set_pinned(adapter, asked.pinned)
         kind = "pinned" if asked.pinned else "unpinned"
         world.note(kind, f"'{asked.name}' is {kind}", asked.name, adapter.spec.version)
     end(world, asked)
@@ -456,7 +448,11 @@ def committed(world: World, asked: Asked) -> None:
 def _publish(world: World, asked: Asked, request: ev.LoadAsked) -> None:
     assert asked.spec is not None
     old = world.adapters.get(asked.name)
-    world.bind(Adapter(asked.name, asked.spec, request.source, asked.pinned))
+    former = world.former_of(old) - {asked.spec.version} if old is not None else frozenset()
+    world.bind(
+        Adapter(asked.name, asked.spec, request.source, asked.pinned, former=frozenset(former))
+    )
+    world.refuse_mismatched(asked.name)
     now = short(asked.spec.version)
     if old is None:
         world.note("registered", f"'{asked.name}' serves {now}", asked.name, asked.spec.version)

@@ -22,6 +22,8 @@ class Adapter:
     pinned: bool
     closing: bool = False
     """An unload is under way: no new requests."""
+    former: frozenset[VersionId] = frozenset()
+    """Versions that the name stood for before and that may still be in an engine."""
 
 
 @dataclass(slots=True)
@@ -34,8 +36,20 @@ class Replica:
     up: bool = False
     holding: dict[VersionId, "Residency"] = field(default_factory=dict)
     """Residencies in a state of `HOLDING`."""
+    draining: dict[VersionId, "Residency"] = field(default_factory=dict)
+    """Those of them that are DRAINING."""
+    pins: set[VersionId] = field(default_factory=set)
+    """Versions that the engine may have pinned: from the command to pin until the report that it
+    no longer does."""
+    strangers: dict[EngineId, OperationId | None] = field(default_factory=dict)
+    """What the engine holds that nobody asked for, with the unload that is open; None when the
+    engine would not give it up: it takes a place then."""
     leases: int = 0
     """Running requests, those on the base model included."""
+    revision: int = 0
+    """The fleet's revision when anything on it moved last."""
+    lost_revision: int = 0
+    """The fleet's revision when it was lost last: listings from before mean another life."""
 
 
 @dataclass(slots=True)
@@ -52,7 +66,10 @@ class Residency:
     open: OperationId | None = None
     """The fetch, load or unload that is under way."""
     pin_open: OperationId | None = None
-    engine_pinned: bool = False
+    engine_pinned: bool | None = False
+    """None: a pin or unpin is open or has failed, so nobody knows."""
+    unsure: bool = False
+    """Nobody knows whether the engine holds it: it admits nobody until it was unloaded or seen."""
     leases: int = 0
     failures: int = 0
     retry_ms: int = 0
@@ -118,6 +135,8 @@ class Asked:
     """The version it brings or takes, once known."""
     pinned: bool = False
     drain_due_ms: int = 0
+    former: frozenset[VersionId] = frozenset()
+    """What an unload has to wait for beside `spec`: see `Adapter.former`."""
     open: OperationId | None = None
     """Its fetch or commit that is under way."""
 
@@ -137,6 +156,11 @@ class Asked:
         return self.phase in (Phase.ROOM, Phase.LOADING)
 
     @property
+    def versions(self) -> frozenset[VersionId]:
+        """All it is about."""
+        return self.former if self.spec is None else self.former | {self.spec.version}
+
+    @property
     def holds(self) -> bool:
         """Whether its version must neither be evicted nor retired now."""
         return self.phase in (Phase.ROOM, Phase.LOADING, Phase.PINNING, Phase.COMMITTING) and (
@@ -149,10 +173,13 @@ class Opened:
     """A command of which no report has come yet."""
 
     kind: str
-    """fetch, load, unload, pin or commit."""
+    """fetch, load, unload, stranger (the unload of one), pin or commit."""
     asked: OperationId | None = None
     """The admin call that it belongs to."""
     residency: tuple[VersionId, ReplicaId] | None = None
+    stranger: tuple[ReplicaId, EngineId] | None = None
+    pinned: bool = False
+    """What a pin command asked for."""
 
 
 @dataclass(slots=True)

@@ -15,9 +15,10 @@ states in which the engine may hold bytes, and exactly in these the budget is re
 DRAINING takes no new lease but keeps those it has; it can be recalled, since nothing has been given
 up yet. UNLOADING cannot: its command is on the way, and only the report says how it went.
 
-A refused unload leads back to RESIDENT, since the engine said that it still holds the version. A
-load of which nobody knows how it ended (a timeout) leads to UNLOADING: asking the engine to remove
-it is the one way to be sure that it is gone. An engine that is lost holds nothing, whatever was
+A refused unload leads back to RESIDENT, since the engine said that it still holds the version. When
+nobody knows how a load ended (a timeout), asking the engine to remove the version is the one way to
+be sure, so that leads to UNLOADING; and when nobody knows how an unload ended, to DRAINING, where
+it admits nobody until it is asked for again. An engine that is lost holds nothing, whatever was
 asked of it.
 """
 
@@ -76,6 +77,7 @@ TRANSITIONS: Final[dict[tuple[State, Trigger], State]] = {
     (State.DRAINING, Trigger.LOST): State.ON_DISK,
     (State.UNLOADING, Trigger.UNLOADED): State.ON_DISK,
     (State.UNLOADING, Trigger.FAIL): State.RESIDENT,  # refused by the engine: it still holds it
+    (State.UNLOADING, Trigger.UNSURE): State.DRAINING,  # nobody knows: ask again, admit nobody
     (State.UNLOADING, Trigger.LOST): State.ON_DISK,
     (State.FAILED, Trigger.FETCH): State.FETCHING,
     (State.FAILED, Trigger.LOAD): State.LOADING,

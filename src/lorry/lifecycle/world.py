@@ -7,10 +7,10 @@ call these.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from lorry.errors import AdapterNotFound, BrokenInvariant, LorryError
-from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, TicketId, VersionId
+from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, TicketId, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle.records import (
     Adapter,
@@ -36,6 +36,8 @@ class World:
         self.revision = 0
         self.adapters: dict[AdapterName, Adapter] = {}
         self.names_of: dict[VersionId, set[AdapterName]] = {}
+        self.pinned: set[AdapterName] = set()
+        """Registered names that are pinned."""
         self.replicas: dict[ReplicaId, Replica] = {}
         self.residencies: dict[tuple[VersionId, ReplicaId], Residency] = {}
         self.tickets: dict[TicketId, Ticket] = {}
@@ -46,8 +48,8 @@ class World:
         self.opened: dict[OperationId, Opened] = {}
         self.loose: set[VersionId] = set()
         """Versions that may have lost their last reference."""
-        self.cold: set[VersionId] = set()
-        """Versions that should be resident unasked: pinned, or resident before a loss."""
+        self.cold: dict[VersionId, int] = {}
+        """Versions that should be resident unasked, and since when: pinned, or resident before."""
         self.counters = Counters()
         self.commands: list[cm.Command] = []
         self.due_ms: int | None = None
@@ -66,6 +68,10 @@ class World:
         """A fresh engine id: never reused, so that no report can mean another version."""
         self._last_engine_id += 1
         return EngineId(self._last_engine_id)
+
+    def avoid_engine_ids(self, seen: Iterable[EngineId]) -> None:
+        """Give out no id that some engine has from an earlier life of this server."""
+        self._last_engine_id = max(self._last_engine_id, *seen, 0)
 
     def remind(self, due_ms: int) -> None:
         """Make sure that `TimerDue` comes by then."""
@@ -139,8 +145,7 @@ class World:
         self.unbind(adapter.name)
         self.adapters[adapter.name] = adapter
         self.names_of.setdefault(adapter.spec.version, set()).add(adapter.name)
-        if adapter.pinned:
-            self.cold.add(adapter.spec.version)
+        self.set_pinned(adapter, adapter.pinned)
 
     def unbind(self, name: AdapterName) -> Adapter | None:
         """Forget a name."""
@@ -151,7 +156,26 @@ class World:
             if not names:
                 del self.names_of[adapter.spec.version]
             self.loose.add(adapter.spec.version)
+            self.pinned.discard(name)
         return adapter
+
+    def set_pinned(self, adapter: Adapter, pinned: bool) -> None:
+        """Let a registered name be pinned or not."""
+        adapter.pinned = pinned
+        if pinned:
+            self.pinned.add(adapter.name)
+            self.chill(adapter.spec.version)
+        else:
+            self.pinned.discard(adapter.name)
+
+    def chill(self, version: VersionId) -> None:
+        """Let a version come back unasked: at once when it is pinned, else when it has room."""
+        self.cold.setdefault(version, self.now_ms)
+
+    def former_of(self, adapter: Adapter) -> frozenset[VersionId]:
+        """What the name stands for and stood for, as far as anything is remembered of it."""
+        versions = adapter.former | {adapter.spec.version}
+        return frozenset(version for version in versions if self.residencies_of(version))
 
     # Residency
 
@@ -179,9 +203,13 @@ class World:
             replica.holding[residency.version] = residency
         if before in HOLDING and after not in HOLDING:
             self.let_go(replica, residency)
+        if after is State.DRAINING:
+            replica.draining[residency.version] = residency
+        elif before is State.DRAINING:
+            del replica.draining[residency.version]
         residency.state = after
         self.revision += 1
-        residency.revision = self.revision
+        residency.revision = replica.revision = self.revision
         if after not in HOLDING:
             self.loose.add(residency.version)
 
@@ -189,8 +217,10 @@ class World:
         """The one place where a reservation ends: the engine holds nothing of the version."""
         replica.budget.release(residency.version)
         del replica.holding[residency.version]
+        replica.pins.discard(residency.version)
         residency.engine_id = None
         residency.engine_pinned = False
+        residency.unsure = False
         if residency.pin_open is not None:
             self.opened.pop(residency.pin_open, None)
             residency.pin_open = None
@@ -217,6 +247,14 @@ class World:
         """Answer everybody who waits for `name`."""
         for ticket in tuple(self.queues.get(name, ())):
             self.refuse(ticket.id, error)
+
+    def refuse_mismatched(self, name: AdapterName) -> None:
+        """Answer those who wait for a version that the name no longer stands for."""
+        served = self.adapters[name].spec.version
+        for ticket in tuple(self.queues.get(name, ())):
+            if ticket.version is not None and ticket.version != served:
+                wanted = AdapterName(f"{name}@{short(ticket.version)}")
+                self.refuse(ticket.id, self.not_found(wanted))
 
     def admit(
         self, ticket: TicketId, name: AdapterName | None, replica: Replica, on: Residency | None

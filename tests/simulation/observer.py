@@ -1,0 +1,233 @@
+"""What somebody would conclude who sees every event and command and knows the contract, but not
+the core: the checkers' own small model of the truth."""
+
+from dataclasses import dataclass
+
+from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, TicketId, VersionId
+from lorry.lifecycle import commands as cm
+from lorry.lifecycle import events as ev
+from lorry.lifecycle.fleet import Fleet
+from lorry.lifecycle.records import Request
+
+
+@dataclass(slots=True)
+class Copy:
+    """A version in an engine, as far as its reports say."""
+
+    version: VersionId
+    phase: str
+    """loading, resident, unsure (nobody knows), or leaving."""
+
+
+@dataclass(slots=True)
+class Call:
+    """An admin call under way."""
+
+    request: Request
+    began_ms: int
+    brings: set[VersionId]
+    """Versions that it may make resident."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A running request."""
+
+    admit: cm.Admit
+    began_ms: int
+    aborted: bool = False
+
+
+Reported = (
+    ev.Fetched, ev.FetchFailed, ev.Loaded, ev.LoadFailed, ev.Unloaded, ev.UnloadFailed,
+    ev.PinSet, ev.PinFailed, ev.Committed, ev.CommitFailed,
+)  # fmt: skip
+
+
+class Observer:
+    """Folds events and commands, in the order seen."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """`fleet` is asked only which changes an old listing may judge."""
+        self._fleet = fleet
+        self.names: dict[AdapterName, tuple[VersionId, bool]] = {}
+        """What the registry says: version and pin of each name."""
+        self.unloaded: dict[AdapterName, VersionId] = {}
+        """What each name stood for when it was erased last."""
+        self.open: dict[OperationId, cm.Command] = {}
+        self.copies: dict[tuple[ReplicaId, EngineId], Copy] = {}
+        self.strangers: set[tuple[ReplicaId, EngineId]] = set()
+        self.up: set[ReplicaId] = set()
+        self.waiting: dict[TicketId, tuple[ev.Arrived, int]] = {}
+        self.running: dict[TicketId, Run] = {}
+        self.over: set[TicketId] = set()
+        self.calls: dict[OperationId, Call] = {}
+        self._fetch_of: dict[OperationId, OperationId] = {}
+        """The fetch that each of them waits for."""
+        self.failed: set[VersionId] = set()
+        """Versions whose fetch, load or engine has failed at some time."""
+
+    # Events
+
+    def before(self, event: ev.Event, now_ms: int) -> None:
+        """An event is about to reach the core."""
+        match event:
+            case ev.Arrived(ticket):
+                self.waiting[ticket] = event, now_ms
+            case ev.Finished(ticket) | ev.Cancelled(ticket):
+                self.running.pop(ticket, None)
+                if self.waiting.pop(ticket, None) is not None:
+                    self.over.add(ticket)
+            case ev.LoadAsked(operation, known=known):
+                self.calls[operation] = Call(event, now_ms, {known.version} if known else set())
+            case ev.UnloadAsked() | ev.PinAsked() | ev.LabelAsked() | ev.PrefetchAsked():
+                self.calls[event.operation] = Call(event, now_ms, set())
+            case ev.Restored(adapters):
+                for name, spec, _, pinned in adapters:
+                    self.names[name] = spec.version, pinned
+            case ev.EngineLost(replica):
+                self._lost(replica)
+            case ev.EngineSeen():
+                self._seen(event)
+            case _ if isinstance(event, Reported):
+                command = self.open.pop(event.operation, None)
+                if command is not None:
+                    self._reported(event, command)
+
+    def _lost(self, replica: ReplicaId) -> None:
+        self.up.discard(replica)
+        for key in [key for key in self.copies if key[0] == replica]:
+            if self.copies[key].phase == "loading":
+                self.failed.add(self.copies[key].version)
+            self._gone(key)
+        self.strangers = {key for key in self.strangers if key[0] != replica}
+        for operation, command in tuple(self.open.items()):
+            if isinstance(command, cm.Unload) and command.replica == replica:
+                del self.open[operation]
+        for ticket in [t for t, run in self.running.items() if run.admit.replica == replica]:
+            del self.running[ticket]
+
+    def _gone(self, key: tuple[ReplicaId, EngineId]) -> None:
+        """The engine holds it no more: nobody runs on it, no command about it is answered."""
+        del self.copies[key]
+        for ticket, run in tuple(self.running.items()):
+            if (run.admit.replica, run.admit.engine_id) == key:
+                del self.running[ticket]
+        for operation, command in tuple(self.open.items()):
+            if isinstance(command, cm.Load | cm.Unload | cm.SetPin) and key == (
+                command.replica,
+                command.engine_id,
+            ):
+                del self.open[operation]
+
+    def _seen(self, event: ev.EngineSeen) -> None:
+        replica = self._fleet.world.replicas[event.replica]
+        if event.as_of < replica.lost_revision:
+            return  # asked before the engine was lost
+        self.up.add(event.replica)
+        self.strangers |= {(event.replica, e) for e in event.residents}
+        for residency in tuple(replica.holding.values()):
+            engine_id = residency.engine_id
+            assert engine_id is not None
+            judged = residency.revision <= event.as_of and residency.open is None
+            if judged and engine_id not in event.residents:
+                self._gone((event.replica, engine_id))
+
+    def _reported(self, event: ev.Event, command: cm.Command) -> None:
+        match event, command:
+            case ev.Loaded(), cm.Load():
+                self.copies[command.replica, command.engine_id].phase = "resident"
+            case ev.LoadFailed(unsure=True), cm.Load(version=version):
+                self.failed.add(version)
+                self.copies[command.replica, command.engine_id].phase = "unsure"
+            case ev.LoadFailed(), cm.Load(version=version):
+                self.failed.add(version)
+                self._gone((command.replica, command.engine_id))
+            case ev.FetchFailed(), cm.Fetch(expected=expected) if expected is not None:
+                self.failed.add(expected)
+            case ev.Fetched(spec=spec), cm.Fetch(expected=None):
+                self.calls[self._head(command.name)].brings.add(spec.version)
+            case ((ev.Unloaded() | ev.UnloadFailed()), cm.Unload()):
+                self._unload_reported(event, (command.replica, command.engine_id))
+            case ev.Committed(), cm.Commit(version=None):
+                self.unloaded[command.name] = self.names.pop(command.name)[0]
+            case ev.Committed(), cm.Commit(version=version) if version is not None:
+                self.names[command.name] = version, command.pinned
+
+    def _unload_reported(
+        self, event: ev.Unloaded | ev.UnloadFailed, key: tuple[ReplicaId, EngineId]
+    ) -> None:
+        copy = self.copies.get(key)
+        if copy is None:
+            self.strangers.discard(key)
+        elif isinstance(event, ev.Unloaded):
+            self._gone(key)
+        else:
+            known = copy.phase == "leaving" and not event.unsure
+            copy.phase = "resident" if known else "unsure"
+
+    # Commands
+
+    def after(self, command: cm.Command, now_ms: int) -> None:
+        """A command has left the core; the checkers have judged it already."""
+        match command:
+            case cm.Admit(ticket):
+                self.waiting.pop(ticket, None)
+                self.running[ticket] = Run(command, now_ms)
+            case cm.Refuse(ticket):
+                self.waiting.pop(ticket, None)
+                self.over.add(ticket)
+            case cm.Abort(ticket):
+                if ticket in self.running:
+                    self.running[ticket].aborted = True
+            case cm.EndOperation(operation):
+                self._call_ended(operation)
+            case cm.Load():
+                self.open[command.operation] = command
+                key = command.replica, command.engine_id
+                self.copies[key] = Copy(command.version, "loading")
+            case cm.Unload():
+                self.open[command.operation] = command
+                copy = self.copies.get((command.replica, command.engine_id))
+                if copy is not None and copy.phase == "resident":
+                    copy.phase = "leaving"
+            case cm.Fetch(expected=None):
+                self.open[command.operation] = command
+                self._fetch_of[self._head(command.name)] = command.operation
+            case cm.Fetch() | cm.SetPin() | cm.Commit():
+                self.open[command.operation] = command
+
+    def _call_ended(self, operation: OperationId) -> None:
+        """Its open fetch is answered in vain from now on."""
+        del self.calls[operation]
+        fetch = self._fetch_of.pop(operation, None)
+        if fetch is not None:
+            self.open.pop(fetch, None)
+
+    def _head(self, name: AdapterName) -> OperationId:
+        """The call whose turn it is: they are taken in the order asked."""
+        return next(o for o, call in self.calls.items() if call.request.name == name)
+
+    # Questions
+
+    def stale(self, event: ev.Event) -> bool:
+        """Whether the event is a report on which nobody waits."""
+        return isinstance(event, Reported) and event.operation not in self.open
+
+    def wanted(self) -> set[VersionId]:
+        """Versions that a name stands for or a call brings."""
+        served = {version for version, _ in self.names.values()}
+        return served.union(*(call.brings for call in self.calls.values()))
+
+    def pinned(self) -> set[VersionId]:
+        """Versions that must not be evicted: pinned, by a name that no call unloads or replaces."""
+        touched = {
+            call.request.name
+            for call in self.calls.values()
+            if isinstance(call.request, ev.UnloadAsked)
+            or (
+                isinstance(call.request, ev.LoadAsked)
+                and call.request.strategy is ev.Strategy.DRAIN_FIRST
+            )
+        }
+        return {v for name, (v, pinned) in self.names.items() if pinned and name not in touched}

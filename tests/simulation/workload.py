@@ -1,0 +1,186 @@
+"""What people do: requests by Zipf and in bursts, for known and unknown names, and admin calls of
+every kind in any order."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lorry.ids import AdapterName, OperationId, TicketId, VersionId
+from lorry.lifecycle import events as ev
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Simulation
+
+UNKNOWN = AdapterName("unknown")
+BURST_MOST = 6
+NO_VERSION = VersionId("f" * 64)
+
+
+class Workload:
+    """Draws everything from the world's generator."""
+
+    def __init__(self, sim: "Simulation") -> None:
+        """Sources hold versions; several may hold the same one."""
+        self.sim = sim
+        self.tickets = 0
+        self._stopped = False
+        self._versions = 0
+        self.names = [AdapterName(f"a{i}") for i in range(sim.options.names)]
+        self._weights = [1 / (i + 1) for i in range(len(self.names))]
+        self.contents: dict[str, ev.VersionSpec] = {}
+        """What lies at each source."""
+        self._sources = [f"/adapters/{i}" for i in range(sim.options.sources)]
+        self._seen: list[tuple[str, ev.VersionSpec]] = []
+        """Everything that ever lay somewhere."""
+        for source in self._sources:
+            self._change(source)
+
+    def _change(self, source: str) -> None:
+        rng = self.sim.rng
+        if self._seen and rng.random() < 0.3:
+            spec = rng.choice(self._seen)[1]
+        else:
+            self._versions += 1
+            size = rng.randint(1, self.sim.options.bytes_most)
+            spec = ev.VersionSpec(VersionId(f"{self._versions:012x}" + "0" * 52), size)
+        self.contents[source] = spec
+        self.sim.sizes[spec.version] = spec.bytes
+        self._seen.append((source, spec))
+
+    def restore(self) -> ev.Restored:
+        """The registry at the start; its snapshots are on the disk."""
+        rng = self.sim.rng
+        pins_left = min(limits.pins_max for limits in self.sim.options.replicas)
+        found = []
+        for name in self.names[: self.sim.options.restored]:
+            source = rng.choice(self._sources)
+            spec = self.contents[source]
+            pinned = pins_left > 0 and rng.random() < 0.3
+            pins_left -= pinned
+            self.sim.put_on_disk(spec)
+            found.append((name, spec, source, pinned))
+        return ev.Restored(tuple(found))
+
+    def begin(self) -> None:
+        """Three rhythms: requests, admin calls, looks at the engines."""
+        options = self.sim.options
+        self._every(options.arrival_ms, self._burst)
+        self._every(options.call_ms, self._ask)
+        self._every(options.look_ms, self._look)
+
+    def stop(self) -> None:
+        """No more of it."""
+        self._stopped = True
+
+    def _every(self, mean_ms: int, act: Callable[[], None]) -> None:
+        def again() -> None:
+            if not self._stopped:
+                act()
+                self._every(mean_ms, act)
+
+        self.sim.later(int(self.sim.rng.expovariate(1 / mean_ms)), again)
+
+    def _look(self) -> None:
+        rng, faults = self.sim.rng, self.sim.options.faults
+        for engine in self.sim.engines.values():
+            if engine.alive and rng.random() < faults.engine_dies:
+                engine.die()
+            elif engine.alive and rng.random() < faults.engine_drops:
+                engine.drop_one()
+            engine.look()
+
+    # Requests
+
+    def _burst(self) -> None:
+        rng = self.sim.rng
+        name = self._some_name()
+        for _ in range(1 if rng.random() < 0.8 else rng.randint(2, BURST_MOST)):
+            self.arrive(name)
+
+    def _some_name(self) -> AdapterName:
+        rng = self.sim.rng
+        if rng.random() < 0.03:
+            return UNKNOWN
+        return rng.choices(self.names, self._weights)[0]
+
+    def arrive(self, name: AdapterName | None) -> TicketId:
+        """One request; its client may leave at any time."""
+        rng, sim = self.sim.rng, self.sim
+        self.tickets += 1
+        ticket = TicketId(self.tickets)
+        version = None
+        if name is not None and not self._stopped:
+            if rng.random() < 0.1:
+                served = sim.observer.names.get(name)
+                version = served[0] if served and rng.random() < 0.7 else NO_VERSION
+            elif rng.random() < 0.05:
+                name = None
+        if rng.random() < sim.options.faults.client_leaves:
+            sim.later(rng.randint(0, 400), lambda: self._leave(ticket))
+        sim.later(0, lambda: ev.Arrived(ticket, name, version))
+        return ticket
+
+    def _leave(self, ticket: TicketId) -> ev.Event | None:
+        """The client of a waiting or running request goes."""
+        waits = ticket in self.sim.observer.waiting
+        runs = self.sim.running.pop(ticket, None) is not None
+        return ev.Cancelled(ticket) if waits or runs else None
+
+    # Admin calls
+
+    def _ask(self) -> None:
+        sim, rng = self.sim, self.sim.rng
+        name, operation = self._some_name(), sim.fleet.next_operation()
+        if rng.random() < sim.options.faults.source_changes:
+            self._change(rng.choice(self._sources))
+        event = self._call(name, operation)
+        sim.later(0, lambda: event)
+        if rng.random() < 0.15:
+            sim.later(rng.randint(0, 200), lambda: ev.CancelAsked(operation))
+
+    def _call(self, name: AdapterName, operation: OperationId) -> ev.Event:
+        rng = self.sim.rng
+        kinds: list[Callable[[AdapterName, OperationId], ev.Event]] = [
+            self._load, self._unload, self._pin, self._label, ev_prefetch,
+        ]  # fmt: skip
+        return rng.choices(kinds, (5, 3, 2, 1, 1))[0](name, operation)
+
+    def _load(self, name: AdapterName, operation: OperationId) -> ev.Event:
+        rng = self.sim.rng
+        known = None
+        source = rng.choice([*self._sources, "/nowhere"])
+        if rng.random() < 0.1:
+            source, known = rng.choice(self._seen)
+        return ev.LoadAsked(
+            operation,
+            name,
+            source,
+            mode=rng.choice((ev.Mode.CREATE, ev.Mode.REPLACE, ev.Mode.UPSERT, ev.Mode.UPSERT)),
+            if_match=self._if_match(name),
+            pinned=rng.choice((None, None, None, True, False)),
+            labels={"owner": "me"} if rng.random() < 0.2 else None,
+            load=rng.random() > 0.15,
+            strategy=rng.choice((ev.Strategy.BESIDE, ev.Strategy.BESIDE, ev.Strategy.DRAIN_FIRST)),
+            known=known,
+        )
+
+    def _if_match(self, name: AdapterName) -> VersionId | None:
+        if self.sim.rng.random() > 0.1:
+            return None
+        served = self.sim.observer.names.get(name)
+        return served[0] if served and self.sim.rng.random() < 0.7 else NO_VERSION
+
+    def _unload(self, name: AdapterName, operation: OperationId) -> ev.Event:
+        rng = self.sim.rng
+        drain_ms = rng.choice((0, 20, 300, 2_000))
+        return ev.UnloadAsked(operation, name, drain_ms, rng.random() < 0.3, self._if_match(name))
+
+    def _pin(self, name: AdapterName, operation: OperationId) -> ev.Event:
+        return ev.PinAsked(operation, name, self.sim.rng.random() < 0.6)
+
+    def _label(self, name: AdapterName, operation: OperationId) -> ev.Event:
+        return ev.LabelAsked(operation, name, {"n": str(operation)})
+
+
+def ev_prefetch(name: AdapterName, operation: OperationId) -> ev.Event:
+    """A prefetch has nothing to draw."""
+    return ev.PrefetchAsked(operation, name)
