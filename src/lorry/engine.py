@@ -218,8 +218,8 @@ class Engine(Protocol):
     async def abort(self, request_id: str) -> None:
         """End a request: its iterator yields a last chunk with "abort". Unknown ids are ignored."""
 
-    async def health(self) -> EngineHealth:
-        """Never raises."""
+    def health(self) -> EngineHealth:
+        """Its last word, without asking it again: pages and metrics never wait. Never raises."""
 
     async def aclose(self) -> None:
         """End all requests and free everything. Safe to call twice."""

@@ -123,7 +123,7 @@ async def settled(engine: Engine) -> None:
     """Return once nothing runs; the engine's word may come a moment later than the answer."""
     with anyio.fail_after(LIMIT_S):
         while True:
-            health = await engine.health()
+            health = engine.health()
             if not health.running and not health.waiting:
                 return
             await anyio.sleep(0.01)
@@ -281,7 +281,7 @@ class EngineSuite:
         await engine.pin_lora(loras[0].engine_id, True)
         await collect_all(engine, [ask(lora) for lora in loras * 2])
         await settled(engine)
-        assert loras[0].engine_id in (await engine.health()).slots
+        assert loras[0].engine_id in engine.health().slots
 
     # Answers.
 
@@ -461,13 +461,13 @@ class EngineSuite:
         await engine.abort("never-heard-of")
 
     async def test_promise_7_closing_the_iterator_frees_everything(self, engine: Engine) -> None:
-        before = (await engine.health()).kv_blocks_used
+        before = engine.health().kv_blocks_used
         streams = [await begin(engine, ask(max_tokens=400)) for _ in range(3)]
         for stream in streams:
             async with closing(stream):
                 pass
         await settled(engine)
-        assert (await engine.health()).kv_blocks_used <= before
+        assert engine.health().kv_blocks_used <= before
 
     async def test_promise_3_removing_a_version_ends_what_runs_on_it_and_nothing_else(
         self, rig: Rig, engine: Engine
@@ -523,7 +523,7 @@ class EngineSuite:
             await collect(engine, ask(lora))
         await engine.add_lora(lora)
         assert (await collect(engine, ask(lora))).tokens == before
-        assert (await engine.health()).counters["restarts"] == 1
+        assert engine.health().counters["restarts"] == 1
 
     async def test_closing_twice_is_safe_and_ends_everything(self, fresh_rig: Rig) -> None:
         engine = fresh_rig.engine
@@ -539,7 +539,7 @@ class EngineSuite:
             await engine.list_loras()
         with anyio.fail_after(LIMIT_S):
             assert [event async for event in events if isinstance(event, EngineUp)] == []
-        assert not (await engine.health()).ready
+        assert not engine.health().ready
 
 
 def _again(request: GenerateRequest) -> GenerateRequest:

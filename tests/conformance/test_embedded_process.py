@@ -70,7 +70,7 @@ async def test_promise_7_a_kill_under_sixteen_streams_ends_each_once_and_all_com
         lora = rig.lora(1)
         await engine.add_lora(lora)
         wanted = (await collect(engine, ask(lora))).tokens
-        before = (await engine.health()).counters["generation_tokens"]
+        before = engine.health().counters["generation_tokens"]
         outcomes: list[str] = []
 
         async def stream(number: int) -> None:
@@ -84,12 +84,12 @@ async def test_promise_7_a_kill_under_sixteen_streams_ends_each_once_and_all_com
         async with anyio.create_task_group() as group:
             for number in range(16):
                 group.start_soon(stream, number)
-            while (await engine.health()).running < 16:
+            while engine.health().running < 16:
                 await anyio.sleep(0.01)
             await rig.crash()
         assert len(outcomes) == 16
         assert all("SIGKILL" in outcome for outcome in outcomes)
-        assert not (await engine.health()).ready
+        assert not engine.health().ready
         with anyio.fail_after(LIMIT_S):
             async for event in engine.events():
                 if isinstance(event, EngineUp):
@@ -97,7 +97,7 @@ async def test_promise_7_a_kill_under_sixteen_streams_ends_each_once_and_all_com
         await engine.add_lora(lora)
         assert (await collect(engine, ask(lora))).tokens == wanted
         await settled(engine)
-        assert (await engine.health()).counters["generation_tokens"] > before
+        assert engine.health().counters["generation_tokens"] > before
 
 
 async def test_an_engine_that_hangs_is_killed_and_started_again() -> None:
@@ -137,7 +137,7 @@ async def test_promise_4_an_add_that_timed_out_or_was_cancelled_holds_nothing() 
                 held = await rig.engine.list_loras()
                 await anyio.sleep(0.01)
         assert held == frozenset()
-        assert (await rig.engine.health()).ready
+        assert rig.engine.health().ready
 
 
 async def test_churn_gives_memory_back() -> None:
@@ -159,7 +159,7 @@ async def test_an_unsupported_model_is_refused_by_name(tmp_path: Path) -> None:
     engine = EmbeddedEngine(replace(settings(common_ground()), model=tmp_path))
     with pytest.raises(ModelUnsupported, match="ZebraForCausalLM"):
         await engine.start()
-    assert not (await engine.health()).ready
+    assert not engine.health().ready
 
 
 async def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ async def test_a_start_that_is_given_up_leaves_no_process() -> None:
     engine = EmbeddedEngine(settings(common_ground()))
     with anyio.move_on_after(0.3):
         await engine.start()
-    assert not (await engine.health()).ready
+    assert not engine.health().ready
     assert [p for p in psutil.Process().children() if "embedded" in " ".join(p.cmdline())] == []
 
 

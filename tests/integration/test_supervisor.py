@@ -99,7 +99,7 @@ async def world(folder: Path, settings: FakeSettings | None = None) -> AsyncIter
         store=SqlStore(folder / "lorry.sqlite3"),
         cache=DiskCache(folder / "cache", None),
         limits=FleetLimits(ticket_wait_ms=2000, operation_ms=3000, patience_ms=50),
-        settings=SupervisorSettings(reconcile_s=0.05, health_s=0.02, shutdown_s=1.0),
+        settings=SupervisorSettings(reconcile_s=0.05, shutdown_s=1.0),
     )
     async with supervisor:
         yield World(supervisor, engine, folder)

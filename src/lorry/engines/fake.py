@@ -221,9 +221,8 @@ class FakeEngine:
             self._streams[request_id].end()
         self._end(fault)
 
-    async def health(self) -> EngineHealth:
+    def health(self) -> EngineHealth:
         """From its own books."""
-        await anyio.lowlevel.checkpoint()
         slots = [*self._slots, *[None] * self.settings.max_loras][: self.settings.max_loras]
         running = min(len(self._streams), self.settings.max_num_seqs)
         return EngineHealth(

@@ -24,7 +24,7 @@ def adapter(shell: Shell, name: AdapterName) -> AdapterView:
         previous=record.previous,
         unloading=served.closing,
         waiting=len(world.queues.get(name, ())),
-        residency=tuple(_residency(r, shell.health[r.replica].slots) for r in found)
+        residency=tuple(_residency(r, shell.engines[r.replica].health().slots) for r in found)
         or tuple(_on_disk(replica) for replica in world.replicas),
     )
 
@@ -94,5 +94,5 @@ def _replica(shell: Shell, replica: ReplicaId) -> ReplicaView:
         bytes_reserved=record.budget.bytes,
         bytes_max=record.budget.bytes_max,
         running=record.leases,
-        health=shell.health[replica],
+        health=shell.engines[replica].health(),
     )

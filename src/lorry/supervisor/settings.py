@@ -18,8 +18,6 @@ class SupervisorSettings:
     """Limit for its answer to any other command."""
     reconcile_s: float = 10.0
     """How often each engine is asked what it holds, and the core's books are checked."""
-    health_s: float = 0.25
-    """How often each engine is asked how it is."""
     start_timeout_s: float = 60.0
     """How long a started engine may take to say that it is up."""
     shutdown_s: float = 10.0

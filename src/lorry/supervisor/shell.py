@@ -20,7 +20,7 @@ from lorry.artifacts.cache import DiskCache
 from lorry.artifacts.snapshot import Snapshot
 from lorry.artifacts.sources import resolve_local
 from lorry.clock import Clock
-from lorry.engine import Engine, EngineDown, EngineHealth, LoraVersion
+from lorry.engine import Engine, EngineDown, LoraVersion
 from lorry.errors import AdapterInvalid, EngineRejected, EngineTimeout, LorryError, StorageFailed
 from lorry.ids import AdapterName, OperationId, ReplicaId, TicketId, VersionId, short
 from lorry.lifecycle import commands as cm
@@ -65,7 +65,6 @@ class Shell:
         self.requests: dict[TicketId, Request] = {}
         self.load_seconds: list[float] = []
         self.down_reasons: dict[ReplicaId, str] = dict.fromkeys(engines, "starting")
-        self.health = dict.fromkeys(engines, EngineHealth(False, "starting"))
         self.up_changed = anyio.Event()
         self._ended = anyio.Event()
         self._losses: dict[ReplicaId, int] = dict.fromkeys(engines, 0)
@@ -83,7 +82,6 @@ class Shell:
         for replica, engine in self.engines.items():
             tasks.start_soon(self._watch, replica, engine)
             tasks.start_soon(self._reconcile, replica, engine)
-            tasks.start_soon(self._keep_health, replica, engine)
 
     # Events in, commands out
 
@@ -335,13 +333,6 @@ class Shell:
             return
         if losses == self._losses[replica]:
             self.feed(ev.EngineSeen(replica, residents, as_of))
-
-    async def _keep_health(self, replica: ReplicaId, engine: Engine) -> None:
-        """The engine's last word about itself, for pages and metrics, which must not wait for
-        it."""
-        while True:
-            self.health[replica] = await engine.health()
-            await anyio.sleep(self.settings.health_s)
 
     async def _keep_time(self) -> None:
         """Feed `TimerDue` when the core's next deadline comes."""

@@ -177,8 +177,8 @@ class Supervisor:
         return picture.statistics(self._shell)
 
     async def health(self) -> dict[ReplicaId, EngineHealth]:
-        """Each engine's own word."""
-        return {replica: await engine.health() for replica, engine in self._engines.items()}
+        """Each engine's last word about itself."""
+        return {replica: engine.health() for replica, engine in self._engines.items()}
 
     async def events(self, after: int = 0) -> AsyncIterator[ChangeEvent]:
         """Changes with a sequence above `after`, as they happen, without end."""

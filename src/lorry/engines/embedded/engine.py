@@ -156,7 +156,7 @@ class EmbeddedEngine:
         if stream is not None:
             child.send(wire.Abort(stream.key))
 
-    async def health(self) -> EngineHealth:
+    def health(self) -> EngineHealth:
         """The latest word of the process, some tenths of a second old at most while it works."""
         counters = Counter(self._earlier)
         counters.update(self._health.counters)

@@ -82,11 +82,13 @@ class Decoder:
         """Blocks 0 .. num_blocks - 1, one more for padding; what was cached before is dropped."""
         family = self._family
         self._cache = torch.empty(0)
-        self._cache = torch.zeros(
+        # Left as it is: writing gigabytes would slow the start, and a block is zeroed at its first use.
+        self._cache = torch.empty(
             (family.layers, num_blocks + 1, block_size, 2 * family.kv_heads, family.head_dim),
             dtype=self.dtype,
             device=self.device,
         )
+        self._cache[:, num_blocks] = 0
         self._planner = StepPlanner(block_size, num_blocks, self.dtype, self.device)
 
     @torch.inference_mode()
