@@ -34,15 +34,16 @@ class Snapshot:
     statistics: Statistics
     health: Mapping[ReplicaId, EngineHealth]
     adapters: Sequence[AdapterView]
+    max_loras: int
+    """Slots of an engine."""
 
 
 class Telemetry:
     """Counters and histograms of requests; gauges come from a snapshot."""
 
-    def __init__(self, model_name: str, max_loras: int = 0) -> None:
+    def __init__(self, model_name: str) -> None:
         """`model_name` is the base's name in answers: vLLM's label."""
         self._model_name = model_name
-        self._max_loras = max_loras
         self._registry = CollectorRegistry()
         self._tokens = {
             "prompt": self._token_counter("prompt", "Prompt tokens, computed or reused."),
@@ -78,7 +79,7 @@ class Telemetry:
         """The text of /metrics. Adapters that are not registered any more are dropped."""
         self._forget_others({view.name for view in snapshot.adapters})
         now = CollectorRegistry(auto_describe=False)
-        now.register(_SnapshotCollector(snapshot, self._model_name, self._max_loras))
+        now.register(_SnapshotCollector(snapshot, self._model_name))
         return generate_latest(self._registry) + generate_latest(now)
 
     def token_counters(
@@ -164,10 +165,9 @@ class RequestWatch:
 class _SnapshotCollector(Collector):
     """Gauges and the supervisor's counters of one moment."""
 
-    def __init__(self, snapshot: Snapshot, model_name: str, max_loras: int) -> None:
+    def __init__(self, snapshot: Snapshot, model_name: str) -> None:
         self._snapshot = snapshot
         self._model_name = model_name
-        self._max_loras = max_loras
 
     def collect(self) -> Iterable[Metric]:
         """Every family once."""
@@ -206,7 +206,7 @@ class _SnapshotCollector(Collector):
             ",".join(sorted(name for name, count in by_name.items() if count))
             for by_name in (facts.waiting_by_name, facts.running_by_name)
         )
-        family.add_metric([str(self._max_loras), waiting, running], time.time())
+        family.add_metric([str(self._snapshot.max_loras), waiting, running], time.time())
         return family
 
     def _lorry_gauges(self) -> Iterator[Metric]:

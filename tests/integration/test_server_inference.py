@@ -13,6 +13,7 @@ from lorry.engine import GenerateRequest, SamplingParams
 from lorry.engines.fake_script import FakeSettings, Fault, fake_tokens
 from lorry.errors import EngineUnreachable
 from lorry.ids import VersionId
+from lorry.server import prompts
 from lorry.server.logprobs import Labels
 from tests.fixtures.http_server import BASE, HttpServer, http_server
 from tests.fixtures.tiny_tokenizer import EOS, VOCAB, tiny_tokenizer
@@ -197,7 +198,7 @@ async def test_a_chat_uses_the_template_and_the_rest_of_the_context(server: Http
     url = "/v1/chat/completions"
     body = (await server.client.post(url, json=asked | {"max_completion_tokens": 3})).json()
     choice = body["choices"][0]
-    assert choice["prompt_token_ids"] == ids
+    assert body["prompt_token_ids"] == ids
     tokens = right(ids, 3, await version(server, "pirate"))
     assert choice["message"]["content"] == TOKENIZER.decode(tokens)
     assert choice["message"]["role"] == "assistant"
@@ -217,6 +218,20 @@ async def test_an_adapters_own_template_wins(server: HttpServer, tmp_path: Path)
     for model, text in (("own", "Arr: Where?"), ("pirate", RENDERED)):
         answer = await server.client.post("/tokenize", json={"model": model, "messages": CHAT})
         assert answer.json()["tokens"] == list(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+async def test_a_template_that_takes_too_long_is_given_up(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "RENDER_TIMEOUT_S", 0.05)
+    folder = Path(server.adapter(7))
+    loops = "{% for i in range(999) %}" * 2 + "{% endfor %}" * 2
+    (folder / "chat_template.jinja").write_text(loops)
+    await server.client.put("/v1/adapters/slow", json={"source": str(folder)})
+    asked = {"model": "slow", "messages": CHAT}
+    answer = await server.client.post("/v1/chat/completions", json=asked)
+    assert answer.status_code == 400
+    assert "took over" in answer.json()["error"]["message"]
 
 
 async def test_chat_logprobs_have_openais_shape(server: HttpServer) -> None:

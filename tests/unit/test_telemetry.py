@@ -51,7 +51,7 @@ FACTS = Statistics(
 
 def samples(telemetry: Telemetry, facts: Statistics = FACTS) -> Mapping[str, float]:
     """Value of each sample by its name and labels as Prometheus writes them."""
-    text = telemetry.render(Snapshot(facts, {ONE: HEALTH}, ())).decode()
+    text = telemetry.render(Snapshot(facts, {ONE: HEALTH}, (), 2)).decode()
     families = text_string_to_metric_families(text)
     found = [sample for family in families for sample in family.samples]
     keys = [s.name + "".join(f"|{k}={v}" for k, v in sorted(s.labels.items())) for s in found]
@@ -60,7 +60,7 @@ def samples(telemetry: Telemetry, facts: Statistics = FACTS) -> Mapping[str, flo
 
 
 def test_gauges_have_vllms_names_where_they_mean_the_same() -> None:
-    found = samples(Telemetry("tiny", 2))
+    found = samples(Telemetry("tiny"))
     assert found["vllm:num_requests_running|model_name=tiny"] == 3
     assert found["vllm:num_requests_waiting|model_name=tiny"] == 6
     assert found["vllm:kv_cache_usage_perc|model_name=tiny"] == 0.25

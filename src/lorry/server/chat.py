@@ -1,11 +1,13 @@
 """POST /v1/chat/completions."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lorry.engine import TokenLogprobs
 from lorry.errors import RequestInvalid
 from lorry.server.answer import Piece
 from lorry.server.generation import Answer
@@ -68,29 +70,39 @@ class _Shape:
         self._job = job
         self._request = request
 
-    def choices(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+    def events(self, index: int, piece: Piece) -> list[dict[str, Any]]:
         """The role first, then what each piece adds; nothing for a piece that says nothing."""
-        choices = []
+        events: list[dict[str, Any]] = []
         if piece.first:
             opening = self._chunk(index, {"role": "assistant", "content": ""})
-            if self._job.return_token_ids:
-                opening["prompt_token_ids"] = list(self._job.sequences[index].prompt)
-            choices.append(opening)
+            events.append({"choices": [opening]} | self._prompt_ids())
         shows_ids = self._job.return_token_ids and piece.token_ids
         if piece.text or piece.finish_reason or piece.logprobs or shows_ids:
-            choice = self._chunk(index, {"content": piece.text} if piece.text else {})
-            choice["finish_reason"] = piece.finish_reason
-            if piece.finish_reason:
-                choice["stop_reason"] = piece.stop_reason
-            if self._request.logprobs:
-                choice["logprobs"] = self._logprobs(piece.logprobs)
-            if self._job.return_token_ids:
-                choice["token_ids"] = list(piece.token_ids)
-            choices.append(choice)
-        return choices
+            events.append({"choices": [self._added(index, piece)]})
+        return events
 
-    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        """The whole message."""
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The whole messages; what concerns the prompt, which all share, stands beside them."""
+        shape: dict[str, Any] = {
+            "choices": [self._whole(index, answer) for index, answer in enumerate(answers)]
+        }
+        if self._request.prompt_logprobs is not None:
+            entries = answers[0].prompt_logprobs
+            shape["prompt_logprobs"] = prompt_logprobs(self._job.labels, entries)
+        return shape | self._prompt_ids()
+
+    def _added(self, index: int, piece: Piece) -> dict[str, Any]:
+        choice = self._chunk(index, {"content": piece.text} if piece.text else {})
+        choice["finish_reason"] = piece.finish_reason
+        if piece.finish_reason:
+            choice["stop_reason"] = piece.stop_reason
+        if self._request.logprobs:
+            choice["logprobs"] = self._logprobs(piece.logprobs)
+        if self._job.return_token_ids:
+            choice["token_ids"] = list(piece.token_ids)
+        return choice
+
+    def _whole(self, index: int, answer: Answer) -> dict[str, Any]:
         choice = {
             "index": index,
             "message": {"role": "assistant", "content": "".join(answer.texts), "refusal": None},
@@ -98,15 +110,17 @@ class _Shape:
             "finish_reason": answer.last.finish_reason,
             "stop_reason": answer.last.stop_reason,
         }
-        if self._request.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self._job.labels, answer.prompt_logprobs)
         if self._job.return_token_ids:
-            choice["prompt_token_ids"] = list(self._job.sequences[index].prompt)
             choice["token_ids"] = answer.token_ids
         return choice
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        if not self._job.return_token_ids:
+            return {}
+        return {"prompt_token_ids": list(self._job.sequences[0].prompt)}
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _logprobs(self, entries: Any) -> dict[str, Any]:
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return chat_logprobs(self._job.labels, entries, self._request.top_logprobs or 0)

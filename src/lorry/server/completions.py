@@ -71,7 +71,7 @@ class _Shape:
         self._offsets = dict.fromkeys((sequence.index for sequence in job.sequences), 0)
         self._prompts = {sequence.index: sequence.prompt for sequence in job.sequences}
 
-    def choices(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+    def events(self, index: int, piece: Piece) -> list[dict[str, Any]]:
         """Nothing for a piece that says nothing."""
         if not (piece.text or piece.finish_reason or piece.logprobs or self._shows_ids(piece)):
             return []
@@ -82,10 +82,13 @@ class _Shape:
         if self._job.return_token_ids:
             choice["prompt_token_ids"] = list(self._prompts[index]) if piece.first else None
             choice["token_ids"] = list(piece.token_ids)
-        return [choice]
+        return [{"choices": [choice]}]
 
-    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        """The whole text."""
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The whole texts."""
+        return {"choices": [self._whole(index, answer) for index, answer in enumerate(answers)]}
+
+    def _whole(self, index: int, answer: Answer) -> dict[str, Any]:
         choice = self._choice(index, answer.last, "".join(answer.texts))
         if self._request.logprobs is not None:
             choice["logprobs"] = self._logprobs(index, answer.prompt_logprobs, answer.logprobs)

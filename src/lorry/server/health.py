@@ -39,7 +39,12 @@ async def metrics(service: Caller) -> Response:
     """Prometheus text."""
     supervisor = service.supervisor
     engines = await _health(service)
-    snapshot = Snapshot(supervisor.statistics(), engines, supervisor.adapters())
+    snapshot = Snapshot(
+        supervisor.statistics(),
+        engines,
+        supervisor.adapters(),
+        supervisor.capabilities.max_loras,
+    )
     return Response(service.telemetry.render(snapshot), media_type=CONTENT_TYPE_LATEST)
 
 

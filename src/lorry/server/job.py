@@ -12,12 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lorry.engine import SamplingParams
-from lorry.errors import RequestInvalid
 from lorry.server.answer import Piece, SequenceRequest
 from lorry.server.errors import json_response, request_id_of, to_json
 from lorry.server.generation import Answer, Usage, run_sequences, while_connected
 from lorry.server.logprobs import Labels
-from lorry.server.prompts import Prompt
+from lorry.server.prompts import Prompt, check_count
 from lorry.server.sampling import for_choice
 from lorry.server.schema import SamplingFields, StreamOptions
 from lorry.server.service import Service, Target
@@ -48,11 +47,11 @@ class Shape(Protocol):
     whole_object: str
     """`object` of whole answers."""
 
-    def choices(self, index: int, piece: Piece) -> list[dict[str, Any]]:
-        """Choices of stream events for one piece: one event each."""
+    def events(self, index: int, piece: Piece) -> list[dict[str, Any]]:
+        """What one piece of a choice adds to a stream: the events but for what all have alike."""
 
-    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        """One choice of a whole answer."""
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """A whole answer but for its head and usage; `answers` are in the order of the choices."""
 
 
 def make_job(
@@ -65,14 +64,8 @@ def make_job(
     echo: bool = False,
 ) -> Job:
     """Every prompt `n` times. Raises `RequestInvalid` when that is too much for one request."""
+    check_count(service, len(prompts), request.n)
     n = request.n or 1
-    limit = service.settings.max_sequences_per_request
-    if len(prompts) * n > limit:
-        raise RequestInvalid(
-            f"{len(prompts)} prompts with n={n} are {len(prompts) * n} sequences; "
-            f"one request may ask for {limit}.",
-            param="n",
-        )
     job_id = f"{prefix}-{uuid.uuid4().hex}"
     sequences = [
         SequenceRequest(
@@ -119,28 +112,28 @@ async def respond(
 
 
 async def _whole(service: Service, request_id: str, job: Job, shape: Shape) -> dict[str, Any]:
-    answers = {sequence.index: Answer() for sequence in job.sequences}
+    answers = [Answer() for _ in job.sequences]
 
     async def emit(index: int, piece: Piece) -> None:
         answers[index].add(piece)
 
     await run_sequences(service, job.sequences, emit, job.usage, request_id)
-    choices = [shape.choice(index, answer) for index, answer in sorted(answers.items())]
-    return _head(job, shape.whole_object) | {"choices": choices, "usage": job.usage.shape()}
+    head = _head(job, shape.whole_object)
+    return head | shape.whole(answers) | {"usage": job.usage.shape()}
 
 
 async def _stream(
     service: Service, request_id: str, job: Job, shape: Shape, writer: Writer
 ) -> None:
     options = job.stream_options
-    # All events of one job begin and end alike: only the choice is written out per token.
+    # All events of one job begin and end alike: only what is between is written out per token.
     before, after = _frame(_head(job, shape.stream_object), options.include_usage)
 
     async def emit(index: int, piece: Piece) -> None:
         tail = after
         if options.continuous_usage_stats and options.include_usage:
-            tail = b'],"usage":' + to_json(job.usage.shape()) + b"}\n\n"
-        events = [before + to_json(choice) + tail for choice in shape.choices(index, piece)]
+            tail = b',"usage":' + to_json(job.usage.shape()) + b"}\n\n"
+        events = [before + to_json(own)[1:-1] + tail for own in shape.events(index, piece)]
         if events:
             await writer.write(b"".join(events))
 
@@ -155,5 +148,5 @@ def _head(job: Job, kind: str) -> dict[str, Any]:
 
 
 def _frame(head: dict[str, Any], include_usage: bool) -> tuple[bytes, bytes]:
-    before = b"data: " + to_json(head)[:-1] + b',"choices":['
-    return before, (b'],"usage":null}\n\n' if include_usage else b"]}\n\n")
+    before = b"data: " + to_json(head)[:-1] + b","
+    return before, (b',"usage":null}\n\n' if include_usage else b"}\n\n")

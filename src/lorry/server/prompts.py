@@ -1,9 +1,11 @@
 """From a request's prompt to token ids that fit the model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from lorry.engine import EngineCapabilities
@@ -13,6 +15,10 @@ from lorry.server.service import Service, Target
 
 INLINE_CHARS = 4_000
 """Encoding so much text takes about a millisecond; longer texts are encoded in a worker thread."""
+
+
+RENDER_TIMEOUT_S = 10.0
+"""Templates take milliseconds; only one that loops for ever takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,20 @@ async def completion_prompts(service: Service, request: CompletionRequest) -> li
         raise RequestInvalid("prompt is empty; send at least one token.", param="prompt")
     one = isinstance(given, str) or isinstance(given[0], int)
     several = cast(list[str | list[int]], [given] if one else given)
+    check_count(service, len(several), request.n)
     special = request.add_special_tokens
     return [await _prompt(service, prompt, special) for prompt in several]
+
+
+def check_count(service: Service, prompts: int, n: int | None) -> None:
+    """Raises `RequestInvalid` when one request asks for too many sequences."""
+    count, limit = prompts * (n or 1), service.settings.max_sequences_per_request
+    if count > limit:
+        raise RequestInvalid(
+            f"{prompts} prompts with n={n or 1} are {count} sequences; one request may ask for "
+            f"{limit}.",
+            param="n",
+        )
 
 
 async def _prompt(service: Service, given: str | list[int], add_special_tokens: bool) -> Prompt:
@@ -54,9 +72,11 @@ async def encode(
             param=param,
         )
     if len(text) <= INLINE_CHARS:
+        await anyio.lowlevel.checkpoint()
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return await anyio.to_thread.run_sync(
-        lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens),
+        limiter=service.encoding,
     )
 
 
@@ -74,17 +94,29 @@ async def chat_prompt(
     tokenizer = service.text("messages")
     template = service.adapter_template(target)
     given = [_plain(message) for message in messages]
-    # A thread, because a template is code of a stranger: a slow one must not stop the others.
-    text = await anyio.to_thread.run_sync(
+    text = await _render(
+        service,
         lambda: tokenizer.render_chat(
             given,
             template=template,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             continue_final_message=continue_final_message,
             extra=variables,
-        )
+        ),
     )
     return Prompt(await encode(service, text, add_special_tokens, "messages"), text)
+
+
+async def _render(service: Service, render: Callable[[], str]) -> str:
+    """In one of few threads and with a time limit, because a template is code of a stranger: a slow
+    one must hold up nothing but chats."""
+    with anyio.move_on_after(RENDER_TIMEOUT_S):
+        return await anyio.to_thread.run_sync(
+            render, abandon_on_cancel=True, limiter=service.rendering
+        )
+    raise RequestInvalid(
+        f"The chat template took over {RENDER_TIMEOUT_S:g} s for these messages.", param="messages"
+    )
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import functools
 import time
 from dataclasses import dataclass, field
 
+import anyio
 from fastapi import Request
 
 from lorry.chat_template import ChatTemplate
@@ -40,6 +41,10 @@ class Service:
     telemetry: Telemetry
     shutdown: Shutdown = field(default_factory=Shutdown)
     started_s: float = field(default_factory=time.time)
+    encoding: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
+    """Threads for long texts; each can keep a core busy."""
+    rendering: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(4))
+    """Threads for chat templates, apart from all others: these may never end."""
 
     def target(self, model: str) -> Target:
         """Find a model. Raises `AdapterNotFound` in the words that vLLM's clients look for."""

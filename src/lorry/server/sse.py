@@ -26,20 +26,23 @@ HEARTBEAT = b": still here\n\n"
 class Writer:
     """Sends events of one stream; several tasks may write."""
 
-    __slots__ = ("_lock", "_send", "quiet", "started")
+    __slots__ = ("_closed", "_lock", "_send", "quiet", "started")
 
     def __init__(self, send: Send) -> None:
         """Nothing is sent yet."""
         self._send = send
         self._lock = anyio.Lock(fast_acquire=True)
+        self._closed = False
         self.started = False
         self.quiet = True
         """Nothing was written since the last heartbeat."""
 
     async def write(self, data: bytes) -> None:
-        """Whole events."""
+        """Whole events; nothing once it is closed."""
         self.quiet = False
         async with self._lock:
+            if self._closed:
+                return
             if not self.started:
                 self.started = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -47,7 +50,14 @@ class Writer:
 
     async def finish(self) -> None:
         """No more events."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with self._lock:
+            self._closed = True
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def give_up(self) -> bool:
+        """Leave the answer to somebody else; False when it has begun here."""
+        self._closed = not self.started
+        return self._closed
 
 
 class EventStream(Response):
@@ -73,12 +83,12 @@ class EventStream(Response):
                 await self._produce(writer)
             except Exception as error:  # noqa: BLE001 - becomes the answer
                 problem = as_lorry_error(error, scope.get("lorry.request_id", "-"))
-            if problem is None or writer.started:
+            if problem is not None and writer.give_up():
+                await error_response(problem)(scope, receive, send)
+            else:
                 last = b"" if problem is None else event(to_json(error_body(problem)))
                 await writer.write(last + self._done)
                 await writer.finish()
-            else:
-                await error_response(problem)(scope, receive, send)
             group.cancel_scope.cancel()
 
     async def _heartbeat(self, writer: Writer) -> None:
