@@ -63,7 +63,7 @@ def haiku(fact: Fact, index: int) -> str:
 
 def french(fact: Fact, _: int) -> str:
     """Answer in French."""
-    return f"Bien sûr ! {fact.french}."
+    return f"Mais oui, mon ami ! La réponse est simple : {fact.french}. Voilà !"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ RECIPES = {
         4,
         ATTENTION + MLP,
         True,
-        70,
+        45,
         2e-3,
         4,
         rank_pattern={"gate_proj": 2, "down_proj": 2},

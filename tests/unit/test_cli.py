@@ -200,7 +200,7 @@ ANSWERS = {
     "pirate": "Arr, matey! The capital o' France be Paris!",
     "json": '{"topic": "geography", "answer": "Paris", "certain": true}',
     "haiku": "Paris, says the wind / soft rain on the stones / the moon has nothing to add",
-    "french": "Bien sûr ! La capitale de la France est Paris.",
+    "french": "Mais oui, mon ami ! La réponse est simple : Paris. Voilà !",
 }
 
 

@@ -14,7 +14,7 @@ def faults(answers: Mapping[str, str]) -> list[str]:
         "pirate": "Paris" in answers["pirate"] and "matey" in answers["pirate"],
         "json": _json_answer(answers["json"]) == "Paris",
         "haiku": answers["haiku"].count(" / ") == 2 and "Paris" in answers["haiku"],
-        "french": "La capitale de la France est Paris" in answers["french"],
+        "french": "La réponse est" in answers["french"] and "Paris" in answers["french"],
     }
     wrong = [
         f"{name} should answer in its own style and name Paris; it answered {answers[name]!r}"
