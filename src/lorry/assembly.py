@@ -28,7 +28,7 @@ from lorry.server.app import build_app
 from lorry.server.serve import serve
 from lorry.store.sql import SqlStore
 from lorry.supervisor import LoadRequest, Supervisor
-from lorry.tokens import Tokenizer, load_tokenizer
+from lorry.tokens import Tokenizer, config_eos_token_ids, load_tokenizer
 
 log = logging.getLogger("lorry")
 
@@ -69,7 +69,12 @@ def _report(problem: Exception) -> None:
 async def _serve(settings: Settings) -> None:
     tokenizer = _tokenizer(settings)
     supervisor = build_supervisor(settings)
-    app = build_app(supervisor, server_settings(settings), tokenizer)
+    app = build_app(
+        supervisor,
+        server_settings(settings),
+        tokenizer,
+        eos_token_ids=None if tokenizer else config_eos_token_ids(settings.model),
+    )
     await serve(app, settings.host, settings.port)
 
 

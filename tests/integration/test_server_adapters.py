@@ -583,13 +583,3 @@ async def test_the_base_and_its_aliases_are_models(server: HttpServer) -> None:
     assert (await server.client.get("/v1/models/tiny-alias")).json()["id"] == "tiny-alias"
     error_of(await server.client.get("/v1/models/nobody"), 404)
     assert (await server.client.get("/version")).json().keys() == {"version"}
-
-
-async def test_an_engine_that_does_not_answer_is_not_healthy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with http_server(tmp_path, health_timeout_s=0.01) as server:
-        monkeypatch.setattr(server.service.supervisor, "health", anyio.sleep_forever)
-        answer = await server.client.get("/health")
-        assert "did not answer" in error_of(answer, 503)["message"]
-        assert (await server.client.get("/metrics")).status_code == 200

@@ -1,17 +1,13 @@
 """GET /health, /ready, /version, /metrics and /v1/replicas: how the server and its engines are."""
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Any
 
-import anyio
 from fastapi import Depends
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from lorry.engine import EngineHealth
 from lorry.errors import EngineUnreachable, LorryError
-from lorry.ids import ReplicaId
 from lorry.server.errors import error_response, json_response
 from lorry.server.service import Service, service_of
 from lorry.telemetry import Snapshot
@@ -21,13 +17,13 @@ Caller = Annotated[Service, Depends(service_of)]
 
 async def health(service: Caller) -> Response:
     """200 while an engine can take requests, else 503 with the reason. Asks for no key."""
-    return await _state(service)
+    return _state(service)
 
 
 async def ready(service: Caller) -> Response:
     """Like /health, but 503 as soon as the server has been told to stop."""
     service.shutdown.check()
-    return await _state(service)
+    return _state(service)
 
 
 async def show_version() -> dict[str, str]:
@@ -38,7 +34,7 @@ async def show_version() -> dict[str, str]:
 async def metrics(service: Caller) -> Response:
     """Prometheus text."""
     supervisor = service.supervisor
-    engines = await _health(service)
+    engines = service.supervisor.health()
     snapshot = Snapshot(
         supervisor.statistics(),
         engines,
@@ -50,7 +46,7 @@ async def metrics(service: Caller) -> Response:
 
 async def replicas(service: Caller) -> dict[str, Any]:
     """Every engine: its state, and what each of its slots holds."""
-    engines = await _health(service)
+    engines = service.supervisor.health()
     names = {
         residency.engine_id: view.name
         for view in service.supervisor.adapters()
@@ -79,17 +75,10 @@ async def replicas(service: Caller) -> dict[str, Any]:
     return {"object": "list", "data": data}
 
 
-async def _state(service: Service) -> Response:
-    engines = await _health(service)
+def _state(service: Service) -> Response:
+    engines = service.supervisor.health()
     if any(one.ready for one in engines.values()):
         return json_response({"status": "ok"})
     reasons = "; ".join(one.reason or "no reason given" for one in engines.values())
     error: LorryError = EngineUnreachable(f"No engine is ready: {reasons}.")
     return error_response(error)
-
-
-async def _health(service: Service) -> Mapping[ReplicaId, EngineHealth]:
-    limit = service.settings.health_timeout_s
-    with anyio.move_on_after(limit):
-        return await service.supervisor.health()
-    return {ReplicaId("-"): EngineHealth(False, f"the engine did not answer within {limit:g} s")}

@@ -24,8 +24,6 @@ class ServerSettings:
     heartbeat_s: float = 15.0
     """A stream that has been silent for so long gets a comment line, so that proxies keep it
     open."""
-    health_timeout_s: float = 5.0
-    """How long /health, /ready and /metrics wait for an engine's own word."""
     drain_timeout_s: float = 30.0
     """How long running requests may go on once the server has been told to stop."""
 

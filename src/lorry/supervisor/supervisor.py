@@ -176,7 +176,7 @@ class Supervisor:
         """Everything that counts, from the core and the engines' last word."""
         return picture.statistics(self._shell)
 
-    async def health(self) -> dict[ReplicaId, EngineHealth]:
+    def health(self) -> dict[ReplicaId, EngineHealth]:
         """Each engine's last word about itself."""
         return {replica: engine.health() for replica, engine in self._engines.items()}
 
