@@ -27,7 +27,7 @@ GUEST = "guest"
 """Loaded, replaced and unloaded before the reader's eyes."""
 
 SLOTS = 4
-"""One fewer than adapters with the guest: the list then shows one of them without a slot."""
+"""One per adapter; the guest shares that of the adapter whose weights it has."""
 
 ANSWER_TIMEOUT_S = 120.0
 
