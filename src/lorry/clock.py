@@ -23,7 +23,7 @@ class SystemClock:
     """The machine's own clocks."""
 
     def now_ms(self) -> int:
-        """Milliseconds of the event loop's clock, so that virtual time reaches it in simulations."""
+        """Milliseconds of the event loop, so that virtual time reaches it in simulations."""
         return int(anyio.current_time() * 1000)
 
     def wall_s(self) -> float:

@@ -46,6 +46,7 @@ def record(name: str = "pirate", number: int = 1) -> AdapterRecord:
         created_s=1.5,
         updated_s=2.25,
         previous=(version(7), version(6)),
+        previous_sources={version(7): "/adapters/seven"},
     )
 
 

@@ -171,6 +171,7 @@ async def test_promise_2_a_replaced_name_answers_with_the_new_version_only(folde
         operation = w.supervisor.rollback(AdapterName("a"))
         await w.supervisor.wait(operation.id)
         assert await w.generate("a") == old
+        assert w.supervisor.adapter(AdapterName("a")).source == before.source
 
 
 async def test_promise_2_a_running_request_keeps_its_version_over_a_replace(folder: Path) -> None:

@@ -261,6 +261,7 @@ def _adapter_row(record: AdapterRecord) -> dict[str, Any]:
         "created_s": record.created_s,
         "updated_s": record.updated_s,
         "previous": json.dumps(list(record.previous)),
+        "previous_sources": json.dumps(dict(record.previous_sources), sort_keys=True),
     }
 
 
@@ -274,6 +275,7 @@ def _record(row: Row[Any]) -> AdapterRecord:
         created_s=row.created_s,
         updated_s=row.updated_s,
         previous=previous_from_json(row.previous),
+        previous_sources=json.loads(row.previous_sources),
     )
 
 

@@ -23,6 +23,8 @@ class AdapterRecord:
     updated_s: float = 0.0
     previous: tuple[VersionId, ...] = ()
     """Versions served before under this name, newest first; at most 8 are remembered."""
+    previous_sources: Mapping[VersionId, str] = field(default_factory=dict)
+    """Where each of them came from; what a rollback names as source again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,9 @@ adapters = Table(
     Column("created_s", Float, nullable=False),
     Column("updated_s", Float, nullable=False),
     Column("previous", Text, nullable=False),
+    Column("previous_sources", Text, nullable=False),
 )
-"""What should be served: one row per name. `labels` and `previous` are JSON."""
+"""What should be served: one row per name. `labels`, `previous` and `previous_sources` are JSON."""
 
 audit = Table(
     "audit",

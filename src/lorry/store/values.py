@@ -21,8 +21,12 @@ _TUPLES = ("target_modules", "layers")
 
 def trimmed(record: AdapterRecord) -> AdapterRecord:
     """The record with no more previous versions than are remembered."""
+    previous = tuple(record.previous[:PREVIOUS_MAX])
     return dataclasses.replace(
-        record, labels=dict(record.labels), previous=tuple(record.previous[:PREVIOUS_MAX])
+        record,
+        labels=dict(record.labels),
+        previous=previous,
+        previous_sources={v: s for v, s in record.previous_sources.items() if v in previous},
     )
 
 

@@ -42,9 +42,11 @@ class Registry:
             raise BrokenInvariant(1, f"no manifest of {command.version}, which is to be served")
         old = self.records.get(command.name)
         previous: tuple[VersionId, ...] = ()
+        sources: dict[VersionId, str] = {}
         if old is not None:
             kept = (old.manifest.version, *old.previous)
             previous = tuple(v for v in kept if v != command.version)[:PREVIOUS_MAX]
+            sources = {**old.previous_sources, old.manifest.version: old.source}
         labels: Mapping[str, str] = old.labels if old is not None else {}
         return AdapterRecord(
             name=command.name,
@@ -55,6 +57,7 @@ class Registry:
             created_s=old.created_s if old is not None else at_s,
             updated_s=at_s,
             previous=previous,
+            previous_sources={v: sources[v] for v in previous if v in sources},
         )
 
     def write(self, command: cm.Commit, record: AdapterRecord | None, at_s: float) -> None:

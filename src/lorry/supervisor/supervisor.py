@@ -242,7 +242,8 @@ class Supervisor:
             if manifest is not None and self._shell.cache.get(previous, manifest) is not None:
                 spec = ev.VersionSpec(previous, manifest.host_bytes)
                 operation = self._fleet.next_operation()
-                event = ev.LoadAsked(operation, name, record.source, ev.Mode.REPLACE, known=spec)
+                source = record.previous_sources.get(previous, record.source)
+                event = ev.LoadAsked(operation, name, source, ev.Mode.REPLACE, known=spec)
                 return self._ask("rollback", event)
         wanted = short(version) if version is not None else "earlier version"
         raise AdapterNotFound(f"No {wanted} of '{name}' is kept on disk.", param="version")

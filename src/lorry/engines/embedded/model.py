@@ -82,7 +82,7 @@ class Decoder:
         """Blocks 0 .. num_blocks - 1, one more for padding; what was cached before is dropped."""
         family = self._family
         self._cache = torch.empty(0)
-        # Left as it is: writing gigabytes would slow the start, and a block is zeroed at its first use.
+        # Not written to: gigabytes would slow the start, and a block is zeroed at its first use.
         self._cache = torch.empty(
             (family.layers, num_blocks + 1, block_size, 2 * family.kv_heads, family.head_dim),
             dtype=self.dtype,

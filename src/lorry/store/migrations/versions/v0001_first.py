@@ -32,6 +32,7 @@ def upgrade() -> None:
         sa.Column("created_s", sa.Float, nullable=False),
         sa.Column("updated_s", sa.Float, nullable=False),
         sa.Column("previous", sa.Text, nullable=False),
+        sa.Column("previous_sources", sa.Text, nullable=False),
     )
     op.create_table(
         "audit",
