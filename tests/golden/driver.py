@@ -100,12 +100,13 @@ class Driver:
         starts = [len(run.tokens) for run in runs]
         self.step([(run, len(run.tokens) - run.done) for run in runs])
         for _ in range(count - 1):
-            self._choose(runs)
+            self.choose(runs)
             self.step([(run, 1) for run in runs])
-        self._choose(runs)
+        self.choose(runs)
         return [run.tokens[start:] for run, start in zip(runs, starts, strict=True)]
 
-    def _choose(self, runs: Sequence[Running]) -> None:
+    def choose(self, runs: Sequence[Running]) -> None:
+        """Append the greedy token to each."""
         for run in runs:
             run.tokens.append(int(run.logits[run.done - 1].argmax()))
 
