@@ -95,10 +95,10 @@ class AbortsOnce(Checker):
         self._ran = dict(self.seen.running)
 
     def command(self, command: cm.Command) -> None:
-        """Those may be aborted."""
+        """Those may be aborted, and who was admitted in this step."""
         if not isinstance(command, cm.Abort):
             return
-        run = self._ran.get(command.ticket)
+        run = self.seen.running.get(command.ticket) or self._ran.get(command.ticket)
         if run is None or run.aborted:
             self.fail(f"ticket {command.ticket} is aborted, {run}")
 
@@ -194,6 +194,9 @@ class EngineCommands(Checker):
                 self._load(command)
             case cm.Unload(replica=replica, engine_id=engine_id):
                 self._unload(command, replica + str(engine_id))
+            case cm.Purge(version):
+                if version in {served for served, _ in self.seen.names.values()}:
+                    self.fail(f"{command}: a name stands for it")
             case cm.SetPin(replica=replica, engine_id=engine_id):
                 copy = self.seen.copies.get((replica, engine_id))
                 if copy is None or copy.phase != "resident":
@@ -316,8 +319,8 @@ class FailureChangesNothing(Checker):
 
 
 class UnloadIsFinal(Checker):
-    """When an unload has ended well, no engine holds the version, unless another name or call has
-    it or a request still runs for another name."""
+    """When an unload has ended well, no engine holds any version that the name ever stood for,
+    unless it is or was another name's, or a call for another name brought it."""
 
     promise = 3
 
@@ -328,13 +331,13 @@ class UnloadIsFinal(Checker):
         call = self.seen.calls.get(command.operation)
         if call is None or not isinstance(call.request, ev.UnloadAsked):
             return
-        version = self.seen.unloaded[call.request.name]
-        if version in self.seen.wanted():
-            return
+        name, histories = call.request.name, (self.seen.stood_for, self.seen.brought)
+        others = [v for history in histories for n, v in history.items() if n != name]
+        gone = self.seen.stood_for[name].difference(self.seen.wanted(), *others)
         for engine in self.sim.engines.values():
-            held = [e for e, v in engine.held.items() if v == version]
-            if held:
-                self.fail(f"{engine.replica} still holds {version} as {held}")
+            left = [(e, v) for e, v in engine.held.items() if v in gone]
+            if left:
+                self.fail(f"{engine.replica} still holds {left}")
 
 
 class Books(Checker):
@@ -358,9 +361,28 @@ class Books(Checker):
 
 
 class Timers(Checker):
-    """Whatever waits for time to pass has a timer."""
+    """Whatever waits for time to pass has a timer, and what is due does not wait for something else
+    to happen."""
 
     promise = 11
+
+    def before(self, event: ev.Event) -> None:
+        """Whose time was up before this event came along?"""
+        now_ms, limits = self.sim.now_ms - TIMER_LATE_MS, self.sim.options.limits
+        for ticket, (_, since_ms) in self.seen.waiting.items():
+            if now_ms > since_ms + limits.ticket_wait_ms:
+                self.fail(f"ticket {ticket} has waited since {since_ms}")
+        for ticket, run in self.seen.running.items():
+            if not run.aborted and now_ms > self._end_of(run):
+                self.fail(f"ticket {ticket} runs since {run.began_ms} and was not aborted")
+
+    def _end_of(self, run: Run) -> int:
+        due = run.began_ms + self.sim.options.limits.lease_ms
+        if run.name is None or run.name not in self.seen.draining:
+            return due
+        request = self.seen.calls[self.seen.head(run.name)].request
+        assert isinstance(request, ev.UnloadAsked)
+        return min(due, self.seen.draining[run.name] + request.drain_ms)
 
     def after(self, event: ev.Event, commands: tuple[cm.Command, ...]) -> None:
         """After each step."""
@@ -374,6 +396,37 @@ class Timers(Checker):
         lost = [v for v, pinned in self.seen.names.values() if pinned and self.sim.is_lost(v)]
         if self.sim.fleet.due_ms is not None and not lost:
             self.fail(f"a timer is due at {self.sim.fleet.due_ms} when all is at rest")
+
+
+class NoHindrance(Checker):
+    """When there is room for everything that anybody waits for, and nothing stands against a load,
+    then it is under way: whatever else goes on with other adapters."""
+
+    promise = 5
+
+    def after(self, event: ev.Event, commands: tuple[cm.Command, ...]) -> None:
+        """Judge only the plain case, one engine and room for all: what is right when there is less
+        is the planner's to say."""
+        seen, sizes = self.seen, self.sim.sizes
+        if len(seen.up) != 1 or not seen.waiting:
+            return
+        replica = next(iter(seen.up))
+        held = {c.version: c for (where, _), c in seen.copies.items() if where == replica}
+        if any(where == replica for where, _ in seen.strangers):
+            return
+        limits = self.sim.fleet.world.replicas[replica].budget
+        everything = seen.needed() | held.keys()
+        size = sum(sizes[version] for version in everything)
+        loading = sum(copy.phase == "loading" for copy in held.values())
+        if len(everything) > limits.versions_max or size > limits.bytes_max:
+            return
+        if loading >= self.sim.options.limits.loads_per_replica_max:
+            return
+        for arrived, _ in seen.waiting.values():
+            version = seen.names[arrived.name][0] if arrived.name is not None else None
+            under_way = version in seen.failed or version in held or version in seen.fetching()
+            if version is not None and not under_way:
+                self.fail(f"'{arrived.name}' waits, {replica} holds only {held}")
 
 
 class Stale(Checker):
@@ -493,6 +546,7 @@ def all_checkers(sim: "Simulation") -> list[Checker]:
     """One of each."""
     kinds = (
         OneAnswer, AbortsOnce, RightVersion, EngineCommands, Calls, UnloadIsFinal, OneCommand,
-        Agreement, FailureChangesNothing, Books, Timers, Stale, Invariants, Rest, EveryNameAnswers,
+        Agreement, FailureChangesNothing, Books, Timers, NoHindrance, Stale, Invariants, Rest,
+        EveryNameAnswers,
     )  # fmt: skip
     return [kind(sim) for kind in kinds]

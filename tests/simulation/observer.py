@@ -34,6 +34,7 @@ class Run:
     """A running request."""
 
     admit: cm.Admit
+    name: AdapterName | None
     began_ms: int
     aborted: bool = False
 
@@ -52,8 +53,10 @@ class Observer:
         self._fleet = fleet
         self.names: dict[AdapterName, tuple[VersionId, bool]] = {}
         """What the registry says: version and pin of each name."""
-        self.unloaded: dict[AdapterName, VersionId] = {}
-        """What each name stood for when it was erased last."""
+        self.stood_for: dict[AdapterName, set[VersionId]] = {}
+        """Every version of a name since it was registered; kept until it is registered again."""
+        self.brought: dict[AdapterName, set[VersionId]] = {}
+        """Every version that calls ever brought for a name."""
         self.open: dict[OperationId, cm.Command] = {}
         self.copies: dict[tuple[ReplicaId, EngineId], Copy] = {}
         self.strangers: set[tuple[ReplicaId, EngineId]] = set()
@@ -62,10 +65,12 @@ class Observer:
         self.running: dict[TicketId, Run] = {}
         self.over: set[TicketId] = set()
         self.calls: dict[OperationId, Call] = {}
+        self.draining: dict[AdapterName, int] = {}
+        """Names that are being unloaded, and since when."""
         self._fetch_of: dict[OperationId, OperationId] = {}
         """The fetch that each of them waits for."""
         self.failed: set[VersionId] = set()
-        """Versions whose fetch, load or engine has failed at some time."""
+        """Versions whose fetch, load or engine has failed since they were loaded last."""
 
     # Events
 
@@ -80,11 +85,13 @@ class Observer:
                     self.over.add(ticket)
             case ev.LoadAsked(operation, known=known):
                 self.calls[operation] = Call(event, now_ms, {known.version} if known else set())
+                if known is not None:
+                    self.brought.setdefault(event.name, set()).add(known.version)
             case ev.UnloadAsked() | ev.PinAsked() | ev.LabelAsked() | ev.PrefetchAsked():
                 self.calls[event.operation] = Call(event, now_ms, set())
             case ev.Restored(adapters):
                 for name, spec, _, pinned in adapters:
-                    self.names[name] = spec.version, pinned
+                    self._bind(name, spec.version, pinned)
             case ev.EngineLost(replica):
                 self._lost(replica)
             case ev.EngineSeen():
@@ -93,6 +100,12 @@ class Observer:
                 command = self.open.pop(event.operation, None)
                 if command is not None:
                     self._reported(event, command)
+
+    def _bind(self, name: AdapterName, version: VersionId, pinned: bool) -> None:
+        if name not in self.names:
+            self.stood_for[name] = set()
+        self.names[name] = version, pinned
+        self.stood_for[name].add(version)
 
     def _lost(self, replica: ReplicaId) -> None:
         self.up.discard(replica)
@@ -125,7 +138,14 @@ class Observer:
         if event.as_of < replica.lost_revision:
             return  # asked before the engine was lost
         self.up.add(event.replica)
-        self.strangers |= {(event.replica, e) for e in event.residents}
+        listed = {(event.replica, engine_id) for engine_id in event.residents}
+        asked = {
+            (command.replica, command.engine_id)
+            for command in self.open.values()
+            if isinstance(command, cm.Unload)
+        }
+        gone = {key for key in self.strangers - listed - asked if key[0] == event.replica}
+        self.strangers = (self.strangers - gone) | (listed - self.copies.keys())
         for residency in tuple(replica.holding.values()):
             engine_id = residency.engine_id
             assert engine_id is not None
@@ -135,7 +155,8 @@ class Observer:
 
     def _reported(self, event: ev.Event, command: cm.Command) -> None:
         match event, command:
-            case ev.Loaded(), cm.Load():
+            case ev.Loaded(), cm.Load(version=version):
+                self.failed.discard(version)
                 self.copies[command.replica, command.engine_id].phase = "resident"
             case ev.LoadFailed(unsure=True), cm.Load(version=version):
                 self.failed.add(version)
@@ -146,20 +167,22 @@ class Observer:
             case ev.FetchFailed(), cm.Fetch(expected=expected) if expected is not None:
                 self.failed.add(expected)
             case ev.Fetched(spec=spec), cm.Fetch(expected=None):
-                self.calls[self._head(command.name)].brings.add(spec.version)
+                self.calls[self.head(command.name)].brings.add(spec.version)
+                self.brought.setdefault(command.name, set()).add(spec.version)
             case ((ev.Unloaded() | ev.UnloadFailed()), cm.Unload()):
                 self._unload_reported(event, (command.replica, command.engine_id))
             case ev.Committed(), cm.Commit(version=None):
-                self.unloaded[command.name] = self.names.pop(command.name)[0]
+                del self.names[command.name]
             case ev.Committed(), cm.Commit(version=version) if version is not None:
-                self.names[command.name] = version, command.pinned
+                self._bind(command.name, version, command.pinned)
 
     def _unload_reported(
         self, event: ev.Unloaded | ev.UnloadFailed, key: tuple[ReplicaId, EngineId]
     ) -> None:
         copy = self.copies.get(key)
         if copy is None:
-            self.strangers.discard(key)
+            if isinstance(event, ev.Unloaded):
+                self.strangers.discard(key)
         elif isinstance(event, ev.Unloaded):
             self._gone(key)
         else:
@@ -172,8 +195,8 @@ class Observer:
         """A command has left the core; the checkers have judged it already."""
         match command:
             case cm.Admit(ticket):
-                self.waiting.pop(ticket, None)
-                self.running[ticket] = Run(command, now_ms)
+                arrived, _ = self.waiting.pop(ticket)
+                self.running[ticket] = Run(command, arrived.name, now_ms)
             case cm.Refuse(ticket):
                 self.waiting.pop(ticket, None)
                 self.over.add(ticket)
@@ -182,6 +205,8 @@ class Observer:
                     self.running[ticket].aborted = True
             case cm.EndOperation(operation):
                 self._call_ended(operation)
+            case cm.Note("draining", name=name) if name is not None:
+                self.draining[name] = now_ms
             case cm.Load():
                 self.open[command.operation] = command
                 key = command.replica, command.engine_id
@@ -193,18 +218,21 @@ class Observer:
                     copy.phase = "leaving"
             case cm.Fetch(expected=None):
                 self.open[command.operation] = command
-                self._fetch_of[self._head(command.name)] = command.operation
+                self._fetch_of[self.head(command.name)] = command.operation
             case cm.Fetch() | cm.SetPin() | cm.Commit():
                 self.open[command.operation] = command
 
     def _call_ended(self, operation: OperationId) -> None:
         """Its open fetch is answered in vain from now on."""
+        name = self.calls[operation].request.name
+        if self.head(name) == operation:
+            self.draining.pop(name, None)
         del self.calls[operation]
         fetch = self._fetch_of.pop(operation, None)
         if fetch is not None:
             self.open.pop(fetch, None)
 
-    def _head(self, name: AdapterName) -> OperationId:
+    def head(self, name: AdapterName) -> OperationId:
         """The call whose turn it is: they are taken in the order asked."""
         return next(o for o, call in self.calls.items() if call.request.name == name)
 
@@ -218,6 +246,21 @@ class Observer:
         """Versions that a name stands for or a call brings."""
         served = {version for version, _ in self.names.values()}
         return served.union(*(call.brings for call in self.calls.values()))
+
+    def fetching(self) -> set[VersionId | None]:
+        """Versions whose snapshots are being brought back."""
+        return {c.expected for c in self.open.values() if isinstance(c, cm.Fetch)}
+
+    def needed(self) -> set[VersionId]:
+        """Versions that are pinned, or that somebody waits for, or may come to wait for when his
+        call gets so far."""
+        names: set[AdapterName | None] = {
+            name for name, (_, pinned) in self.names.items() if pinned
+        }
+        names |= {arrived.name for arrived, _ in self.waiting.values()}
+        names |= {call.request.name for call in self.calls.values()}
+        named = {self.names[name][0] for name in names if name in self.names}
+        return named.union(*(call.brings for call in self.calls.values()))
 
     def pinned(self) -> set[VersionId]:
         """Versions that must not be evicted: pinned, by a name that no call unloads or replaces."""

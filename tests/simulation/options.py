@@ -105,7 +105,7 @@ def draw(seed: int) -> Options:
         sources=rng.randint(1, 9),
         bytes_most=bytes_most,
         restored=rng.choice((0, 0, 1, 3, 6)),
-        strangers_at_start=rng.choice((0, 0, 0, 2)),
+        strangers_at_start=rng.choice((0, 0, 1, 2)),
         horizon_ms=rng.choice((3_000, 6_000, 12_000)),
         arrival_ms=rng.choice((15, 40, 100)),
         call_ms=rng.choice((60, 150, 400)),
@@ -118,7 +118,7 @@ def draw(seed: int) -> Options:
 
 
 def _replica(rng: random.Random, bytes_most: int) -> ReplicaLimits:
-    versions_max = rng.choice((1, 2, 2, 3, 5))
+    versions_max = rng.choice((1, 2, 2, 3, 5, 8))
     slots = rng.randint(1, versions_max)
     return ReplicaLimits(
         versions_max=versions_max,

@@ -39,12 +39,16 @@ class Workload:
         if self._seen and rng.random() < 0.3:
             spec = rng.choice(self._seen)[1]
         else:
-            self._versions += 1
             size = rng.randint(1, self.sim.options.bytes_most)
-            spec = ev.VersionSpec(VersionId(f"{self._versions:012x}" + "0" * 52), size)
+            spec = ev.VersionSpec(self.new_version(), size)
         self.contents[source] = spec
         self.sim.sizes[spec.version] = spec.bytes
         self._seen.append((source, spec))
+
+    def new_version(self) -> VersionId:
+        """One that nobody has seen."""
+        self._versions += 1
+        return VersionId(f"{self._versions:012x}" + "0" * 52)
 
     def restore(self) -> ev.Restored:
         """The registry at the start; its snapshots are on the disk."""
@@ -103,10 +107,8 @@ class Workload:
         return rng.choices(self.names, self._weights)[0]
 
     def arrive(self, name: AdapterName | None) -> TicketId:
-        """One request; its client may leave at any time."""
+        """One request, sometimes for a version, or for the base after all."""
         rng, sim = self.sim.rng, self.sim
-        self.tickets += 1
-        ticket = TicketId(self.tickets)
         version = None
         if name is not None and not self._stopped:
             if rng.random() < 0.1:
@@ -114,6 +116,13 @@ class Workload:
                 version = served[0] if served and rng.random() < 0.7 else NO_VERSION
             elif rng.random() < 0.05:
                 name = None
+        return self.send(name, version)
+
+    def send(self, name: AdapterName | None, version: VersionId | None = None) -> TicketId:
+        """Exactly this request; its client may leave at any time."""
+        rng, sim = self.sim.rng, self.sim
+        self.tickets += 1
+        ticket = TicketId(self.tickets)
         if rng.random() < sim.options.faults.client_leaves:
             sim.later(rng.randint(0, 400), lambda: self._leave(ticket))
         sim.later(0, lambda: ev.Arrived(ticket, name, version))
@@ -158,7 +167,7 @@ class Workload:
             if_match=self._if_match(name),
             pinned=rng.choice((None, None, None, True, False)),
             labels={"owner": "me"} if rng.random() < 0.2 else None,
-            load=rng.random() > 0.15,
+            load=rng.random() > 0.25,
             strategy=rng.choice((ev.Strategy.BESIDE, ev.Strategy.BESIDE, ev.Strategy.DRAIN_FIRST)),
             known=known,
         )

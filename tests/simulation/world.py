@@ -37,7 +37,12 @@ class Violation(AssertionError):
 class Simulation:
     """One world under way."""
 
-    def __init__(self, options: Options, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        trace: Callable[[str], None] | None = None,
+        workload: Callable[["Simulation"], Workload] = Workload,
+    ) -> None:
         """`trace` gets one line for each event and command."""
         self.options = options
         self.rng = random.Random(options.seed + 1)
@@ -59,7 +64,7 @@ class Simulation:
             replica: EngineModel(self, replica, limits)
             for replica, limits in zip(self._replica_ids(), options.replicas, strict=True)
         }
-        self.workload = Workload(self)
+        self.workload = workload(self)
         self.running: dict[TicketId, tuple[ReplicaId, EngineId | None]] = {}
         """Requests that an engine really works on."""
         self._trace = trace
@@ -73,6 +78,13 @@ class Simulation:
 
     def _replica_ids(self) -> list[ReplicaId]:
         return [ReplicaId(f"r{i}") for i in range(len(self.options.replicas))]
+
+    def watch(
+        self, before: Callable[[ev.Event], None], command: Callable[[cm.Command], None]
+    ) -> None:
+        """Let somebody else see events and commands as the checkers do."""
+        self._before.append(before)
+        self._command.append(command)
 
     # Time
 
@@ -290,9 +302,13 @@ def _versions_in(text: str) -> list[str]:
 # A whole life
 
 
-def start(options: Options, trace: Callable[[str], None] | None = None) -> Simulation:
+def start(
+    options: Options,
+    trace: Callable[[str], None] | None = None,
+    workload: Callable[[Simulation], Workload] = Workload,
+) -> Simulation:
     """A world with its registry restored and its engines coming up."""
-    sim = Simulation(options, trace)
+    sim = Simulation(options, trace, workload)
     if trace is not None:
         trace(str(options))
     sim.feed(sim.workload.restore())

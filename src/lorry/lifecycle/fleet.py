@@ -167,7 +167,7 @@ def arrival_objection(world: World, event: ev.Arrived, name: AdapterName) -> Lor
         )
     if not any(replica.up for replica in world.replicas.values()):
         return engine_down()
-    failed = planner.failed_everywhere(world, adapter.spec.version)
+    failed = planner.failed_everywhere(world, name)
     if failed is not None:
         return planner.unavailable(world, name, failed)
     waiting, mine = len(world.tickets), len(world.queues.get(name, ()))
@@ -333,16 +333,29 @@ def residency_of(world: World, opened: Opened | None) -> Residency | None:
 def fetched(world: World, operation: OperationId, spec: ev.VersionSpec) -> None:
     """A snapshot is on disk."""
     opened = world.take_opened(operation, "fetch")
+    if opened is None:
+        return
     residency = residency_of(world, opened)
     if residency is not None:
-        residency.open, residency.missing = None, False
-        residency.error, residency.retry_ms = None, 0
+        residency.open = None
         world.move(residency, Trigger.FETCHED)
-    elif opened is not None:
+    for found in world.residencies_of(spec.version):
+        found_again(world, found)
+    if residency is None:
         asked = operations.find(world, opened.asked)
         if asked is not None:
             asked.open = None
             operations.take_spec(world, asked, spec)
+
+
+def found_again(world: World, residency: Residency) -> None:
+    """The replicas share one disk: what was missing for this one is there now."""
+    if not residency.missing or residency.state is State.FETCHING:
+        return
+    residency.missing, residency.error, residency.retry_ms = False, None, 0
+    if residency.state in (State.ABSENT, State.FAILED):
+        world.move(residency, Trigger.FETCH)
+        world.move(residency, Trigger.FETCHED)
 
 
 def fetch_failed(world: World, operation: OperationId, error: LorryError) -> None:

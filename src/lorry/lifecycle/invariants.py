@@ -32,6 +32,14 @@ def reserved_is_what_may_be_held(world: World) -> Iterator[str]:
             yield f"{replica.id} lists {sorted(replica.holding)}, states say {sorted(holding)}"
 
 
+def draining_is_listed(world: World) -> Iterator[str]:
+    """A replica lists exactly its draining versions as such."""
+    for replica in world.replicas.values():
+        draining = {r.version for r in replica.holding.values() if r.state is State.DRAINING}
+        if draining != set(replica.draining):
+            yield f"{replica.id} lists {sorted(replica.draining)}, states say {sorted(draining)}"
+
+
 def within_limits(world: World) -> Iterator[str]:
     """No replica goes over its limits, not even for a moment."""
     for replica in world.replicas.values():
@@ -91,6 +99,27 @@ def nobody_waits_in_vain(world: World) -> Iterator[str]:
             yield f"requests wait for '{name}', which is resident"
 
 
+def no_call_waits_in_vain(world: World) -> Iterator[str]:
+    """No admin call waits for what is resident already, or for an end that has come."""
+    for name, queue in world.asked.items():
+        asked = queue[0]
+        found = [r for version in asked.versions for r in world.residencies_of(version)]
+        if asked.wants_resident and any(r.state is State.RESIDENT for r in found):
+            yield f"{asked.id} waits for '{name}', which is resident"
+        if asked.phase is Phase.DRAINING and name not in world.leases_of:
+            yield f"{asked.id} waits for requests on '{name}', and there are none"
+        if asked.phase is Phase.REMOVING and not any(r.state in HOLDING for r in found):
+            yield f"{asked.id} waits for the end of '{name}', which is nowhere"
+
+
+def pins_are_counted(world: World) -> Iterator[str]:
+    """The engine's pins are counted from command to report, and never more than may be."""
+    for replica in world.replicas.values():
+        pinned = {r.version for r in replica.holding.values() if r.engine_pinned is not False}
+        if pinned != replica.pins or len(pinned) > replica.pins_max:
+            yield f"{replica.id} counts {sorted(replica.pins)}, pinned are {sorted(pinned)}"
+
+
 def queues_within_limits(world: World) -> Iterator[str]:
     """Queues keep their limits."""
     limits = world.limits
@@ -102,11 +131,14 @@ def queues_within_limits(world: World) -> Iterator[str]:
 
 
 def names_point_back(world: World) -> Iterator[str]:
-    """Names and versions point at each other."""
+    """Names and versions point at each other, and the pinned names are listed."""
     forward = {(a.spec.version, name) for name, a in world.adapters.items()}
     backward = {(version, name) for version, names in world.names_of.items() for name in names}
     if forward != backward:
         yield f"{forward ^ backward} point one way only"
+    pinned = {name for name, adapter in world.adapters.items() if adapter.pinned}
+    if pinned != world.pinned:
+        yield f"{sorted(world.pinned)} are listed as pinned, {sorted(pinned)} are"
 
 
 def engine_ids_are_unique(world: World) -> Iterator[str]:
@@ -124,14 +156,6 @@ def nothing_resident_on_a_lost_engine(world: World) -> Iterator[str]:
     for replica in world.replicas.values():
         if not replica.up and (replica.holding or replica.leases):
             yield f"{replica.id} is down with {sorted(replica.holding)}, {replica.leases} leases"
-
-
-def pins_leave_room(world: World) -> Iterator[str]:
-    """Never are more adapters pinned than may be, so one slot always stays free."""
-    pinned = [a.name for a in world.adapters.values() if a.pinned]
-    limit = min((r.pins_max for r in world.replicas.values()), default=len(pinned))
-    if len(pinned) > limit:
-        yield f"{pinned} are pinned, {limit} may be"
 
 
 def timers_have_a_purpose(world: World) -> Iterator[str]:
@@ -156,17 +180,19 @@ def every_wait_has_an_end(world: World) -> Iterator[str]:
 
 RULES: tuple[Check, ...] = (
     reserved_is_what_may_be_held,
+    draining_is_listed,
     within_limits,
     leases_only_where_resident,
     lease_counts_agree,
     one_open_command_each,
     tickets_in_one_place,
     nobody_waits_in_vain,
+    no_call_waits_in_vain,
     queues_within_limits,
     names_point_back,
     engine_ids_are_unique,
     nothing_resident_on_a_lost_engine,
-    pins_leave_room,
+    pins_are_counted,
     timers_have_a_purpose,
     every_wait_has_an_end,
 )

@@ -22,7 +22,7 @@ from lorry.errors import (
 )
 from lorry.ids import AdapterName, VersionId
 from lorry.lifecycle import commands as cm
-from lorry.lifecycle import operations
+from lorry.lifecycle import fitting, operations
 from lorry.lifecycle.records import Opened, Phase, Replica, Residency
 from lorry.lifecycle.room import best_resident, make_room
 from lorry.lifecycle.states import State, Trigger
@@ -110,22 +110,25 @@ def admit_waiting(world: World, name: AdapterName) -> None:
 
 def refuse_hopeless(world: World, name: AdapterName) -> None:
     """Nobody waits for a version that failed everywhere and is not to be tried again yet."""
-    failed = failed_everywhere(world, world.adapters[name].spec.version)
+    failed = failed_everywhere(world, name)
     if failed is not None:
         world.refuse_all(name, unavailable(world, name, failed))
 
 
-def failed_everywhere(world: World, version: VersionId) -> Residency | None:
-    """The residency whose retry comes first, when the version has failed on every replica that is
-    up."""
-    found = []
+def failed_everywhere(world: World, name: AdapterName) -> Residency | None:
+    """The residency whose retry comes first, when the version of a name has failed on every replica
+    that is up and could take it."""
+    spec = world.adapters[name].spec
+    failed, others = [], []
     for replica in world.replicas.values():
-        residency = world.residencies.get((version, replica.id))
-        if replica.up:
-            if residency is None or not _has_failed(world, residency):
-                return None
-            found.append(residency)
-    return min(found, key=lambda r: r.retry_ms, default=None)
+        residency = world.residencies.get((spec.version, replica.id))
+        if residency is not None and replica.up and _has_failed(world, residency):
+            failed.append(residency)
+        elif replica.up:
+            others.append(replica)
+    if not failed or any(fitting.objection(world, r, name, spec) is None for r in others):
+        return None
+    return min(failed, key=lambda r: r.retry_ms)
 
 
 def _has_failed(world: World, residency: Residency) -> bool:

@@ -1,0 +1,15 @@
+"""Each planted bug is found within the smoke seeds."""
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS, Plant
+from tests.simulation.smoke import SMOKE_SEEDS
+from tests.simulation.world import Violation, run
+
+
+@pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Violation):
+        for seed in SMOKE_SEEDS:
+            run(seed)
