@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from lorry.artifacts.cache import DiskCache
-from lorry.artifacts.names import check_adapter_name
 from lorry.config import Settings
 from lorry.config.layers import (
     embedded_settings,
@@ -80,8 +79,6 @@ async def _serve(settings: Settings) -> None:
 
 def build_supervisor(settings: Settings) -> Supervisor:
     """The supervisor with its engine, store and disk cache; nothing runs yet."""
-    for module in settings.lora_modules:
-        check_adapter_name(module.name, settings.model_names)
     if settings.state_folder is not None:
         settings.state_folder.mkdir(parents=True, exist_ok=True)
     return Supervisor(
@@ -90,6 +87,7 @@ def build_supervisor(settings: Settings) -> Supervisor:
         cache=DiskCache(settings.disk_cache_folder, settings.disk_cache_bytes),
         limits=fleet_limits(settings),
         settings=supervisor_settings(settings),
+        base_names=settings.model_names,
         at_start=tuple(
             LoadRequest(AdapterName(module.name), str(module.path))
             for module in settings.lora_modules

@@ -10,7 +10,7 @@ from fastapi import Depends, Header, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from lorry.errors import AdapterConflict, AdapterNotFound, RequestInvalid, VersionMismatch
+from lorry.errors import AdapterNotFound, RequestInvalid, VersionMismatch
 from lorry.ids import AdapterName, VersionId, short
 from lorry.server.errors import json_response
 from lorry.server.operations import accepted, finish
@@ -83,11 +83,6 @@ async def put_adapter(
     name: str, body: PutAdapter, service: Caller, if_match: IfMatch = None, wait: Wait = True
 ) -> Response:
     """Register an adapter, or replace it by another version under the same name."""
-    if name in service.settings.served_model_names:
-        raise AdapterConflict(
-            f"{name} is a name of the base model; choose another name for the adapter.",
-            param="name",
-        )
     known = _find(service, name)
     if if_match is not None:
         mode: Literal["create", "replace", "upsert"] = "replace"

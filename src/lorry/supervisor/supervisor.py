@@ -3,7 +3,7 @@ imports none."""
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,6 +13,7 @@ import anyio
 from anyio import to_thread
 
 from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.names import check_adapter_name
 from lorry.clock import Clock, SystemClock
 from lorry.engine import (
     Engine,
@@ -70,13 +71,15 @@ class Supervisor:
         settings: SupervisorSettings,
         clock: Clock | None = None,
         at_start: Sequence[LoadRequest] = (),
+        base_names: Collection[str] = (),
     ) -> None:
-        """`at_start` is loaded before anybody is served. Takes over the engines and the store:
-        both are closed at the end."""
+        """`at_start` is loaded before anybody is served; `base_names` no adapter may have. Takes
+        over the engines and the store: both are closed at the end."""
         self._engines = engines
         self._store = store
         self._settings = settings
         self._at_start = tuple(at_start)
+        self._base_names = frozenset(base_names)
         self._clock = clock or SystemClock()
         self._fleet = Fleet(limits)
         self._registry = Registry(store)
@@ -188,7 +191,9 @@ class Supervisor:
     # Admin calls: begun now, refused now when hopeless; their end is waited for separately
 
     def load(self, request: LoadRequest) -> OperationView:
-        """Serve an adapter: fetch, judge, load, publish."""
+        """Serve an adapter: fetch, judge, load, publish. Raises at once for a name that no adapter
+        may have."""
+        check_adapter_name(request.name, self._base_names)
         event = ev.LoadAsked(
             self._fleet.next_operation(),
             request.name,
