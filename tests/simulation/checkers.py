@@ -227,6 +227,8 @@ class EngineCommands(Checker):
         for ticket, run in self.seen.running.items():
             if (run.admit.replica, run.admit.engine_id) == key:
                 self.fail(f"{what} is unloaded while ticket {ticket} runs on it")
+        if copy.phase == "resident" and copy.version in self.seen.published_now():
+            self.fail(f"{what} is unloaded, but {copy.version} is about to be published")
         if copy.phase == "resident" and copy.version in self.seen.pinned():
             self.fail(f"{what} is unloaded, but {copy.version} is pinned")
 
@@ -415,6 +417,12 @@ class NoHindrance(Checker):
         if any(where == replica for where, _ in seen.strangers):
             return
         limits = self.sim.fleet.world.replicas[replica].budget
+        if any(
+            isinstance(call.request, ev.LoadAsked)
+            and call.request.strategy is ev.Strategy.DRAIN_FIRST
+            for call in seen.calls.values()
+        ):
+            return
         everything = seen.needed() | held.keys()
         size = sum(sizes[version] for version in everything)
         loading = sum(copy.phase == "loading" for copy in held.values())

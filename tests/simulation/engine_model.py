@@ -18,7 +18,7 @@ from lorry.lifecycle.settings import ReplicaLimits
 if TYPE_CHECKING:
     from tests.simulation.world import Simulation
 
-FOREIGN_MOST = 15
+FOREIGN_MOST = 8
 """Strange engine ids lie among those that the core may give out."""
 
 

@@ -247,6 +247,19 @@ class Observer:
         served = {version for version, _ in self.names.values()}
         return served.union(*(call.brings for call in self.calls.values()))
 
+    def published_now(self) -> set[VersionId | None]:
+        """Versions that were made resident for a call which is writing the registry."""
+        heads = [(c, self.calls[self.head(c.name)].request) for c in self._commits()]
+        return {
+            commit.version
+            for commit, request in heads
+            if (isinstance(request, ev.LoadAsked) and request.load)
+            or (isinstance(request, ev.PinAsked) and request.pinned)
+        }
+
+    def _commits(self) -> list[cm.Commit]:
+        return [c for c in self.open.values() if isinstance(c, cm.Commit)]
+
     def fetching(self) -> set[VersionId | None]:
         """Versions whose snapshots are being brought back."""
         return {c.expected for c in self.open.values() if isinstance(c, cm.Fetch)}

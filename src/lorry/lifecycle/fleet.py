@@ -17,7 +17,7 @@ from lorry.errors import (
 from lorry.ids import AdapterName, EngineId, OperationId, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
-from lorry.lifecycle import operations, planner
+from lorry.lifecycle import fitting, operations, planner
 from lorry.lifecycle.budget import Budget
 from lorry.lifecycle.records import Adapter, FleetStatistics, Opened, Replica, Residency, Ticket
 from lorry.lifecycle.retry import retry_at
@@ -167,9 +167,14 @@ def arrival_objection(world: World, event: ev.Arrived, name: AdapterName) -> Lor
         )
     if not any(replica.up for replica in world.replicas.values()):
         return engine_down()
+    if best_resident(world, adapter.spec.version) is not None:
+        return None
     failed = planner.failed_everywhere(world, name)
     if failed is not None:
         return planner.unavailable(world, name, failed)
+    hopeless = fitting.nowhere(world, name, adapter.spec)
+    if hopeless is not None:
+        return hopeless
     waiting, mine = len(world.tickets), len(world.queues.get(name, ()))
     limits = world.limits
     if waiting >= limits.tickets_max or mine >= limits.tickets_per_adapter_max:

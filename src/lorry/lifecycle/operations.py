@@ -22,7 +22,7 @@ from lorry.errors import (
     RequestAborted,
     VersionMismatch,
 )
-from lorry.ids import OperationId, VersionId, short
+from lorry.ids import AdapterName, OperationId, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
 from lorry.lifecycle import fitting
@@ -227,10 +227,19 @@ def _room_on(
     old = world.adapters.get(asked.name)
     first = drains_first(asked) and old is not None
     gives_up = old.spec.version if old is not None and first else None
-    error = fitting.objection(world, replica, asked.name, spec, gives_up)
+    pinned = fitting.pinned_on(world, replica)
+    error = fitting.objection(world, replica, pinned, asked.name, spec, gives_up)
     if error is not None or first:
         return error
     return fitting.beside_objection(world, replica, asked.name, spec)
+
+
+def giving_way(world: World) -> set[AdapterName]:
+    """Names whose requests wait for a successor that was asked for with drain-first: the version
+    that they stand for is not loaded again meanwhile."""
+    return {
+        name for name, queue in world.asked.items() if queue[0].holds and drains_first(queue[0])
+    }
 
 
 def drains_first(asked: Asked) -> bool:

@@ -126,8 +126,11 @@ def failed_everywhere(world: World, name: AdapterName) -> Residency | None:
             failed.append(residency)
         elif replica.up:
             others.append(replica)
-    if not failed or any(fitting.objection(world, r, name, spec) is None for r in others):
+    if not failed:
         return None
+    for replica in others:
+        if fitting.objection(world, replica, fitting.pinned_on(world, replica), name, spec) is None:
+            return None
     return min(failed, key=lambda r: r.retry_ms)
 
 

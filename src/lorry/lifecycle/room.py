@@ -82,6 +82,13 @@ class Room:
     """What the oldest of them is short of."""
     drained_since: dict[VersionId, int] = field(default_factory=dict)
     """Draining versions that somebody waits for, and since when."""
+    pinned: list[Residency] | None = None
+    """What no eviction may take, once somebody has asked."""
+
+    @property
+    def full(self) -> bool:
+        """Whether enough needs wait for room here."""
+        return len(self.blocked) >= NEEDS_AHEAD
 
     def fits(self, size: int) -> bool:
         """Whether a version of `size` bytes has room beside all claims so far."""
@@ -108,12 +115,17 @@ def best_resident(world: World, version: VersionId) -> Residency | None:
 def make_room(world: World) -> None:
     """Load what fits; for what does not, choose what has to go."""
     up = [replica for replica in world.replicas.values() if replica.up]
+    cold_before = len(world.cold)
     wanted = needs(world) if up else []
     if not wanted and not any(replica.draining for replica in up):
         return
     rooms = {replica.id: survey(world, replica) for replica in up}
     for need in wanted:
         serve(world, need, rooms)
+        if all(room.full for room in rooms.values()):
+            break  # the rest have their turn when room was found for these
+    if len(world.cold) < cold_before:
+        world.cold = dict(world.cold)  # a dict that was large stays slow to walk through
     for room in rooms.values():
         if room.blocked or room.replica.draining:
             free_for(world, room)
@@ -141,7 +153,8 @@ def survey(world: World, replica: Replica) -> Room:
 def needs(world: World) -> list[Need]:
     """Every version that should be resident and is not, in the order in which it gets its turn."""
     found: dict[VersionId, Need] = {}
-    for need in (*_asked_needs(world), *_ticket_needs(world), *_cold_needs(world)):
+    waits = operations.giving_way(world)
+    for need in (*_asked_needs(world), *_ticket_needs(world, waits), *_cold_needs(world, waits)):
         known = found.get(need.spec.version)
         if known is None or known.turn > need.turn:
             found[need.spec.version] = need
@@ -168,24 +181,22 @@ def _asked_needs(world: World) -> Iterator[Need]:
         )
 
 
-def _ticket_needs(world: World) -> Iterator[Need]:
+def _ticket_needs(world: World, but: set[AdapterName]) -> Iterator[Need]:
     for name, queue in world.queues.items():
-        adapter = world.adapters[name]
-        yield Need(queue[0].arrived_ms, adapter.spec, name, adapter.source)
+        if name not in but:
+            adapter = world.adapters[name]
+            yield Need(queue[0].arrived_ms, adapter.spec, name, adapter.source)
 
 
-def _cold_needs(world: World) -> Iterator[Need]:
+def _cold_needs(world: World, but: set[AdapterName]) -> Iterator[Need]:
     """Versions nobody waits for: pinned ones may evict for it, ones that were resident before may
     not."""
     for version, since_ms in tuple(world.cold.items()):
         names = [n for n in world.names_of.get(version, ()) if not world.adapters[n].closing]
-        pinned = any(world.adapters[n].pinned for n in names)
-        resident = best_resident(world, version) is not None
-        if not names or (resident and not pinned):
+        if not names or best_resident(world, version) is not None:
             del world.cold[version]
-        elif resident:
-            world.cold[version] = world.now_ms
-        else:
+        elif not but.issuperset(names):
+            pinned = any(world.adapters[n].pinned for n in names)
             adapter = world.adapters[min(names)]
             yield Need(since_ms, adapter.spec, adapter.name, adapter.source, evicts=pinned)
 
@@ -198,7 +209,7 @@ def serve(world: World, need: Need, rooms: dict[ReplicaId, Room]) -> None:
     if under_way(world, need, rooms):
         return
     room = choose(world, need, list(rooms.values()))
-    if room is None or len(room.blocked) >= NEEDS_AHEAD:
+    if room is None or room.full:
         return
     residency = world.residency(need.spec.version, room.replica.id, need.spec.bytes)
     if residency.missing:
@@ -231,7 +242,7 @@ def choose(world: World, need: Need, rooms: list[Room]) -> Room | None:
     ready = [room for room in rooms if may_try(world, version, room.replica.id)]
     fit = [room for room in ready if room.fits(need.spec.bytes)]
     if not fit:
-        objections = {r.replica.id: _objection(world, need, r.replica) for r in rooms}
+        objections = {r.replica.id: _objection(world, need, r) for r in rooms}
         fit = [room for room in ready if objections[room.replica.id] is None]
         if None not in objections.values():
             give_up(world, need, next(e for e in objections.values() if e is not None))
@@ -248,8 +259,10 @@ def choose_free(world: World, version: VersionId, fit: list[Room]) -> Room | Non
     return None
 
 
-def _objection(world: World, need: Need, replica: Replica) -> LorryError | None:
-    return fitting.objection(world, replica, need.name, need.spec, need.drains)
+def _objection(world: World, need: Need, room: Room) -> LorryError | None:
+    if room.pinned is None:
+        room.pinned = fitting.pinned_on(world, room.replica)
+    return fitting.objection(world, room.replica, room.pinned, need.name, need.spec, need.drains)
 
 
 def may_try(world: World, version: VersionId, replica: ReplicaId) -> bool:

@@ -49,7 +49,8 @@ class World:
         self.loose: set[VersionId] = set()
         """Versions that may have lost their last reference."""
         self.cold: dict[VersionId, int] = {}
-        """Versions that should be resident unasked, and since when: pinned, or resident before."""
+        """Versions that are not resident and should be, unasked, and since when: pinned ones, or
+        resident before."""
         self.counters = Counters()
         self.commands: list[cm.Command] = []
         self.due_ms: int | None = None
@@ -203,6 +204,8 @@ class World:
             replica.holding[residency.version] = residency
         if before in HOLDING and after not in HOLDING:
             self.let_go(replica, residency)
+            if self.pin_wanted(residency.version):
+                self.chill(residency.version)
         if after is State.DRAINING:
             replica.draining[residency.version] = residency
         elif before is State.DRAINING:
