@@ -24,6 +24,6 @@ def test_the_demo_shows_five_right_answers_and_ends_by_itself() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for part in (
         *("smollm2", "matey", '"answer": "Paris"', "says the wind", "La réponse est"),
-        *("$ lorry load guest", "--replace", "$ lorry unload guest", "cannot be found"),
+        *("$ lorry load guest", "--replace", "$ lorry unload guest", "adapter_not_found"),
     ):
         assert part in done.stdout, part

@@ -64,12 +64,9 @@ def _to_path(source: str) -> str:
             f"{SOURCE_CHARACTERS_MAX}.",
             param="source",
         )
+    _refuse_control_characters(source, source)
     path = _from_url(source) if source.lower().startswith("file:") else os.path.expanduser(source)  # noqa: PTH111
-    if any(ord(character) < 32 or ord(character) == 127 for character in path):
-        raise RequestInvalid(
-            f"The adapter's source {source!r} holds a control character; give a plain path.",
-            param="source",
-        )
+    _refuse_control_characters(path, source)
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
@@ -78,6 +75,15 @@ def _to_path(source: str) -> str:
             param="source",
         ) from None
     return path
+
+
+def _refuse_control_characters(text: str, source: str) -> None:
+    """A NUL would end the path early, a newline the log line; a URL may hide either."""
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        raise RequestInvalid(
+            f"The adapter's source {source!r} holds a control character; give a plain path.",
+            param="source",
+        )
 
 
 def _from_url(source: str) -> str:

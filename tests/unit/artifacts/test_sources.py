@@ -41,6 +41,7 @@ def test_a_file_url_is_decoded(tmp_path: Path) -> None:
         "",
         "  ",
         "a\x00b",
+        "~\x00",
         "a\nb",
         "a\x1fb",
         "file://host/a",
