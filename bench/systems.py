@@ -37,8 +37,9 @@ class System:
 
 
 def built_in_systems() -> dict[str, System]:
-    """By name. "-auto" is vLLM's own choice of cores; else it is bound to all of them."""
-    systems = []
+    """By name. "lorry" takes the type that it takes by itself; "-auto" is vLLM's own choice of
+    cores, else it is bound to all of them."""
+    systems = [_lorry(OURS, "auto")]
     for label, dtype in (("bf16", "bfloat16"), ("fp32", "float32")):
         systems.append(_lorry(f"{OURS}-{label}", dtype))
         systems.append(_vllm(f"vllm-{label}", dtype, f"0-{(os.cpu_count() or 1) - 1}"))

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, default=cache, help="folder of the bench's model")
     parser.add_argument(
         "--systems",
-        default="lorry-bf16,vllm-bf16,vllm-fp32",
+        default=f"{OURS},vllm-bf16,vllm-fp32",
         help=f"any of {', '.join(built_in_systems())}",
     )
     parser.add_argument(
