@@ -10,7 +10,7 @@ from lorry.errors import EngineRejected, LorryError
 from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, VersionId
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
-from lorry.lifecycle import fleet, operations, planner, room
+from lorry.lifecycle import fleet, operations, planner, replicas, reports, room
 from lorry.lifecycle.eviction import Candidate
 from lorry.lifecycle.records import Adapter, Asked, Opened, Phase, Replica, Residency
 from lorry.lifecycle.states import HOLDING, State, Trigger
@@ -47,14 +47,14 @@ def victim_unloaded_while_leased(patch: pytest.MonkeyPatch) -> None:
 
 def false_from_remove_is_a_failure(patch: pytest.MonkeyPatch) -> None:
     """An id that the engine has given up already cannot be unloaded (vLLM, field report one)."""
-    report = fleet.report
+    report = reports.report
 
     def strict(world: World, event: ev.Event) -> None:
         if isinstance(event, ev.Unloaded) and not event.existed:
             event = ev.UnloadFailed(event.operation, EngineRejected("not loaded"))
         report(world, event)
 
-    patch.setattr(fleet, "report", strict)
+    patch.setattr(reports, "report", strict)
 
 
 def name_dropped_before_the_engine_answered(patch: pytest.MonkeyPatch) -> None:
@@ -155,32 +155,32 @@ def pins_do_not_count_in_eviction(patch: pytest.MonkeyPatch) -> None:
 
 def unsure_load_taken_for_a_failure(patch: pytest.MonkeyPatch) -> None:
     """A load that timed out is not there, surely."""
-    real = fleet.load_failed
+    real = reports.load_failed
 
     def sure(world: World, event: ev.LoadFailed) -> None:
         real(world, replace(event, unsure=False))
 
-    patch.setattr(fleet, "load_failed", sure)
+    patch.setattr(reports, "load_failed", sure)
 
 
 def unsure_unload_taken_for_a_refusal(patch: pytest.MonkeyPatch) -> None:
     """An unload that timed out has not happened, surely."""
-    real = fleet.unload_failed
+    real = reports.unload_failed
 
     def sure(world: World, event: ev.UnloadFailed) -> None:
         real(world, replace(event, unsure=False))
 
-    patch.setattr(fleet, "unload_failed", sure)
+    patch.setattr(reports, "unload_failed", sure)
 
 
 def failed_commit_taken_for_done(patch: pytest.MonkeyPatch) -> None:
     """The registry is what memory says."""
-    real = fleet.commit_ended
+    real = reports.commit_ended
 
     def done(world: World, operation: OperationId, error: LorryError | None) -> None:
         real(world, operation, None)
 
-    patch.setattr(fleet, "commit_ended", done)
+    patch.setattr(reports, "commit_ended", done)
 
 
 def unknown_names_fall_back_to_base(patch: pytest.MonkeyPatch) -> None:
@@ -196,12 +196,12 @@ def unknown_names_fall_back_to_base(patch: pytest.MonkeyPatch) -> None:
 
 def old_listings_are_believed(patch: pytest.MonkeyPatch) -> None:
     """What an engine held when it was asked is what it holds now."""
-    real = fleet.engine_seen
+    real = replicas.engine_seen
 
     def naive(world: World, event: ev.EngineSeen) -> None:
         real(world, replace(event, as_of=world.revision))
 
-    patch.setattr(fleet, "engine_seen", naive)
+    patch.setattr(replicas, "engine_seen", naive)
 
 
 def engine_ids_start_again(patch: pytest.MonkeyPatch) -> None:
@@ -225,9 +225,9 @@ def lost_engine_keeps_its_leases(patch: pytest.MonkeyPatch) -> None:
                 real(world, lease, EngineRejected("lost"))
         for residency in tuple(replica.holding.values()):
             residency.leases = 0
-            fleet.lose(world, residency, "")
+            replicas.lose(world, residency, "")
 
-    patch.setattr(fleet, "engine_lost", engine_lost)
+    patch.setattr(replicas, "engine_lost", engine_lost)
 
 
 def timers_are_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The parts of docs/lifecycle.md that are made from the code, so that they cannot be out of date:
 the diagram from the table of moves, the invariants from their own sentences.
 
-Texts in, texts out; `python docs/lifecycle.py` reads and writes the file.
+Texts in, texts out; `python -m lorry.lifecycle` reads and writes the file.
 """
 
 from lorry.lifecycle.invariants import RULES

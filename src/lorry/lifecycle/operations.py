@@ -9,10 +9,7 @@ for, and only an unload under way (`closing`) stops requests before that, until 
 from collections import deque
 
 from lorry.errors import (
-    AdapterConflict,
-    AdapterNotFound,
     AdapterUnloading,
-    AllPinned,
     CapacityExhausted,
     EngineTimeout,
     EngineUnreachable,
@@ -20,13 +17,12 @@ from lorry.errors import (
     OperationCancelled,
     QueueFull,
     RequestAborted,
-    VersionMismatch,
 )
 from lorry.ids import AdapterName, OperationId, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
-from lorry.lifecycle import fitting
-from lorry.lifecycle.records import Adapter, Asked, Opened, Phase, Replica, Request
+from lorry.lifecycle import objections
+from lorry.lifecycle.records import Adapter, Asked, Opened, Phase, Request
 from lorry.lifecycle.states import HOLDING, State
 from lorry.lifecycle.world import World
 
@@ -76,7 +72,7 @@ def restore(world: World, asked: Asked) -> None:
     if adapter.closing:
         adapter.closing = False
         world.chill(adapter.spec.version)
-    elif drains_first(asked):
+    elif asked.drains_first:
         world.chill(adapter.spec.version)
 
 
@@ -91,7 +87,7 @@ def verb(asked: Asked) -> str:
 def begin(world: World, asked: Asked) -> None:
     """Judge a call by what is registered now, and take its first step."""
     adapter = world.adapters.get(asked.name)
-    error = objection(world, asked, adapter)
+    error = objections.objection(world, asked, adapter)
     if error is not None:
         end(world, asked, error)
         return
@@ -111,54 +107,6 @@ def begin(world: World, asked: Asked) -> None:
             assert adapter is not None
             asked.spec = adapter.spec
             find_room(world, asked)
-
-
-def objection(world: World, asked: Asked, adapter: Adapter | None) -> LorryError | None:
-    """Why the call cannot be done, found before any side effect (promises 4 and 6)."""
-    request = asked.request
-    creates = isinstance(request, ev.LoadAsked) and request.mode is not ev.Mode.REPLACE
-    if adapter is None and not creates:
-        return AdapterNotFound(f"The adapter '{asked.name}' cannot be found.", param="name")
-    if isinstance(request, ev.LoadAsked) and adapter is not None and request.mode is ev.Mode.CREATE:
-        return AdapterConflict(f"The adapter '{asked.name}' has already been loaded.", param="name")
-    if isinstance(request, ev.LoadAsked | ev.UnloadAsked) and request.if_match is not None:
-        found = adapter.spec.version if adapter is not None else None
-        if found is None or not found.startswith(request.if_match):
-            served = short(found) if found else "no version"
-            return VersionMismatch(
-                f"'{asked.name}' serves {served}, not {short(request.if_match)}.", param="If-Match"
-            )
-    if isinstance(request, ev.LoadAsked | ev.PinAsked) and request.pinned:
-        error = pin_objection(world, asked)
-        if error is not None:
-            return error
-    if _needs_engine(request) and not any(replica.up for replica in world.replicas.values()):
-        return EngineUnreachable("The engine is down or starting; nothing can be loaded now.")
-    return None
-
-
-def _needs_engine(request: Request) -> bool:
-    match request:
-        case ev.LoadAsked(load=load, pinned=pinned):
-            return load or bool(pinned)
-        case ev.PinAsked(pinned=pinned):
-            return pinned
-        case ev.PrefetchAsked():
-            return True
-    return False
-
-
-def pin_objection(world: World, asked: Asked) -> LorryError | None:
-    """Pins leave at least one place free, counting the pins that other calls are about to set."""
-    names = world.pinned | {queue[0].name for queue in world.asked.values() if queue[0].pinned}
-    names.discard(asked.name)
-    limit = min((replica.pins_max for replica in world.replicas.values()), default=0)
-    if len(names) < limit:
-        return None
-    return AllPinned(
-        f"Pinning '{asked.name}' would pin {len(names) + 1} adapters; at most {limit} may be "
-        f"pinned, so that one slot stays free. Pinned now: {', '.join(sorted(names)) or 'none'}."
-    )
 
 
 def begin_load(world: World, asked: Asked, request: ev.LoadAsked, adapter: Adapter | None) -> None:
@@ -206,7 +154,7 @@ def take_spec(world: World, asked: Asked, spec: ev.VersionSpec) -> None:
     """The version is known and on disk: see whether it can ever fit, then go for the engine."""
     asked.spec = spec
     request = asked.request
-    error = room_objection(world, asked, spec)
+    error = objections.room_objection(world, asked, spec)
     if error is not None:
         end(world, asked, error)
     elif isinstance(request, ev.LoadAsked) and not request.load and not asked.pinned:
@@ -215,37 +163,10 @@ def take_spec(world: World, asked: Asked, spec: ev.VersionSpec) -> None:
         find_room(world, asked)
 
 
-def room_objection(world: World, asked: Asked, spec: ev.VersionSpec) -> LorryError | None:
-    """Why no eviction could ever make room, or None when some replica can."""
-    errors = [_room_on(world, asked, spec, replica) for replica in world.replicas.values()]
-    return None if None in errors else next(iter(errors), None)
-
-
-def _room_on(
-    world: World, asked: Asked, spec: ev.VersionSpec, replica: Replica
-) -> LorryError | None:
-    old = world.adapters.get(asked.name)
-    first = drains_first(asked) and old is not None
-    gives_up = old.spec.version if old is not None and first else None
-    pinned = fitting.pinned_on(world, replica)
-    error = fitting.objection(world, replica, pinned, asked.name, spec, gives_up)
-    if error is not None or first:
-        return error
-    return fitting.beside_objection(world, replica, asked.name, spec)
-
-
 def giving_way(world: World) -> set[AdapterName]:
     """Names whose requests wait for a successor that was asked for with drain-first: the version
     that they stand for is not loaded again meanwhile."""
-    return {
-        name for name, queue in world.asked.items() if queue[0].holds and drains_first(queue[0])
-    }
-
-
-def drains_first(asked: Asked) -> bool:
-    """Whether it said that the old version may go before the new one is in."""
-    request = asked.request
-    return isinstance(request, ev.LoadAsked) and request.strategy is ev.Strategy.DRAIN_FIRST
+    return {name for name, queue in world.asked.items() if queue[0].holds and queue[0].drains_first}
 
 
 def find_room(world: World, asked: Asked) -> None:

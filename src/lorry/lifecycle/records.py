@@ -151,6 +151,12 @@ class Asked:
         return self.request.name
 
     @property
+    def drains_first(self) -> bool:
+        """Whether it said that the old version may go before the new one is in."""
+        request = self.request
+        return isinstance(request, ev.LoadAsked) and request.strategy is ev.Strategy.DRAIN_FIRST
+
+    @property
     def wants_resident(self) -> bool:
         """Whether it waits for its version to be in an engine."""
         return self.phase in (Phase.ROOM, Phase.LOADING)

@@ -169,7 +169,7 @@ def _asked_needs(world: World) -> Iterator[Need]:
             continue
         old = world.adapters.get(asked.name)
         old_version = old.spec.version if old is not None else None
-        first = operations.drains_first(asked)
+        first = asked.drains_first
         source = asked.request.source if isinstance(asked.request, ev.LoadAsked) else ""
         yield Need(
             asked.began_ms,
@@ -374,10 +374,12 @@ def drain_leased(world: World, room: Room, first: Shortage) -> None:
 
 
 def _may_drain_first(world: World, need: Need, old: Residency) -> bool:
-    """Only a version that no other name has: their owners did not ask for this."""
+    """Only a version that no other name has or is about to get: their owners did not ask for
+    this."""
     return (
         old.state is State.RESIDENT
         and old.pin_open is None
+        and not world.held(old.version)
         and world.names_of.get(old.version) == {need.name}
         and _not_just_refused(world, old)
     )

@@ -110,10 +110,14 @@ class World:
     ) -> None:
         """Tell people."""
         if name is None and version is not None:
-            name = min(self.names_of.get(version, ()), default=None)
+            name = self.name_of(version)
         self.emit(cm.Note(kind, name, version, text))
 
     # References
+
+    def name_of(self, version: VersionId) -> AdapterName | None:
+        """Some name of a version, for people."""
+        return min(self.names_of.get(version, ()), default=None)
 
     def referenced(self, version: VersionId) -> bool:
         """Whether a serving name or an admin call under way wants the version kept."""

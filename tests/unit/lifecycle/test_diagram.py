@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "lifecycle.md"
 
 def test_the_made_parts_of_the_page_are_fresh() -> None:
     page = PAGE.read_text()
-    assert refreshed(page) == page, "run: python docs/lifecycle.py"
+    assert refreshed(page) == page, "run: python -m lorry.lifecycle"
 
 
 def test_the_diagram_has_every_move_of_the_table() -> None:
