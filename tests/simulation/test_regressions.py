@@ -83,6 +83,20 @@ def test_seed_613_a_snapshot_that_another_call_had_brought_back_was_still_missed
     assert of(cm.Fetch, rig.arrive("a")[1]) == []
 
 
+def test_seed_742_a_drain_first_took_a_version_that_another_call_was_publishing() -> None:
+    """It asked whether another name had the version, not whether one was about to get it."""
+    rig = Rig(places=2, room=4)
+    rig.register("a2", 3, size=3)
+    _, asked = rig.ask_load("a1")
+    fetch = only(cm.Fetch, asked)
+    only(cm.Commit, rig.tell(ev.Fetched(fetch.operation, ev.VersionSpec(v(3), 3))))
+    _, asked = rig.ask_load("a2", strategy=ev.Strategy.DRAIN_FIRST)
+    fetch = only(cm.Fetch, asked)
+    done = rig.tell(ev.Fetched(fetch.operation, ev.VersionSpec(v(9), 4)))
+    assert of(cm.Unload, done) == []
+    assert rig.state(3) is State.RESIDENT
+
+
 def test_seeds_that_once_failed_still_pass() -> None:
-    for seed in (2, 67, 90, 100, 163, 192, 220, 613, 779, 1171, 1241, 1873):
+    for seed in (2, 67, 90, 100, 163, 192, 220, 613, 742, 779, 1171, 1241, 1873):
         run(seed)
