@@ -14,6 +14,7 @@ from lorry.engine import GenerateRequest, SamplingParams
 from lorry.engines.fake_script import FakeSettings, Fault, fake_tokens
 from lorry.errors import EngineRejected
 from lorry.ids import VersionId
+from lorry.lifecycle.settings import FleetLimits
 from tests.fixtures.http_server import BASE, HttpServer, http_server
 from tests.fixtures.tiny_tokenizer import VOCAB, tiny_tokenizer
 
@@ -238,6 +239,52 @@ async def test_promise_6_a_victim_that_sticks_leaves_everything_as_it_was(tmp_pa
         server.engine.heal()
         assert await agreed(server) == ["a"]
         assert (await register(server, "b", 2)).status_code == 200
+        assert await agreed(server) == ["a", "b"]
+
+
+ONE_PLACE = FakeSettings(max_loras=1, max_cpu_loras=1, token_delay_s=0.005)
+
+
+async def test_a_load_tries_the_next_victim_when_one_sticks(tmp_path: Path) -> None:
+    async with http_server(tmp_path, fake=FakeSettings(max_loras=1, max_cpu_loras=2)) as server:
+        await register(server, "a", 1)
+        await register(server, "b", 2)
+        server.engine.inject("remove_lora", Fault(error=EngineRejected("It sticks.")))
+        assert (await register(server, "c", 3)).status_code == 200
+        assert await agreed(server) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("tokens", "deadline_ms"), [(20, 5000), (2000, 300)])
+async def test_promise_6_a_load_waits_for_a_leased_victim_up_to_its_deadline(
+    tmp_path: Path, tokens: int, deadline_ms: int
+) -> None:
+    limits = FleetLimits(ticket_wait_ms=2000, operation_ms=deadline_ms, patience_ms=50)
+    async with http_server(tmp_path, fake=ONE_PLACE, limits=limits) as server:
+        await register(server, "a", 1)
+        exchange = server.stream("/invocations", prompt=[5], max_tokens=tokens, stream=True)
+        async with anyio.create_task_group() as group:
+            group.start_soon(exchange.run, ((IDENTIFIER.lower().encode(), b"a"),))
+            await exchange.until_events(2)
+            answer = await register(server, "b", 2)
+            exchange.hang_up()
+        assert not any("error" in event for event in exchange.events() if event != "[DONE]")
+        if tokens == 20:
+            assert answer.status_code == 200
+            assert await agreed(server) == ["a", "b"]
+        else:
+            assert "b" in vllm_error(answer, 503)["message"]
+            assert await agreed(server) == ["a"]
+
+
+async def test_promise_6_a_load_among_pins_is_refused_before_anything_happens(
+    tmp_path: Path,
+) -> None:
+    async with http_server(tmp_path, fake=FakeSettings(max_loras=2, max_cpu_loras=2)) as server:
+        await register(server, "a", 1, pin=True)
+        assert (await register(server, "b", 2)).status_code == 200
+        before = [call for call in server.engine.calls if call[0] != "list_loras"]
+        vllm_error(await register(server, "c", 3, pin=True), 409)
+        assert [call for call in server.engine.calls if call[0] != "list_loras"] == before
         assert await agreed(server) == ["a", "b"]
 
 

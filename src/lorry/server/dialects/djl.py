@@ -107,15 +107,15 @@ async def register_by_query(request: Request, service: Service, alias: str | Non
     return await register_adapter(wanted, service, alias)
 
 
-@_everywhere.post("/adapters/{adapter:path}/update")
+@_everywhere.post("/adapters/{adapter_name:path}/update")
 async def update_adapter(
-    adapter: str,
+    adapter_name: str,
     change: Annotated[UpdateAdapter, Query()],
     service: Caller,
     alias: Alias = None,
 ) -> Response:
     """Pin, unpin or preload an adapter, or replace it from another `src`."""
-    name = _found(service, adapter, alias).name
+    name = _found(service, adapter_name, alias).name
     supervisor = service.supervisor
     if change.src is not None:
         load = LoadRequest(
@@ -147,16 +147,16 @@ async def list_adapters(
     return json_response(shape)
 
 
-@_everywhere.get("/adapters/{adapter:path}")
-async def describe_adapter(adapter: str, service: Caller, alias: Alias = None) -> Response:
+@_everywhere.get("/adapters/{adapter_name:path}")
+async def describe_adapter(adapter_name: str, service: Caller, alias: Alias = None) -> Response:
     """One adapter, as a list of one."""
-    return json_response([_shape(_found(service, adapter, alias))])
+    return json_response([_shape(_found(service, adapter_name, alias))])
 
 
-@_prefixed.delete("/adapters/{adapter:path}")
-async def unregister_adapter(adapter: str, service: Caller, alias: Alias = None) -> Response:
+@_prefixed.delete("/adapters/{adapter_name:path}")
+async def unregister_adapter(adapter_name: str, service: Caller, alias: Alias = None) -> Response:
     """Unload an adapter: after success no tier holds it."""
-    name = _found(service, adapter, alias).name
+    name = _found(service, adapter_name, alias).name
     await finish(service, service.supervisor.unload(name))
     return _status(f"Adapter {alias or name} unregistered")
 
@@ -167,11 +167,11 @@ async def _served(model: str, service: Caller) -> None:
         raise AdapterNotFound(f"The model {model} was not found", param="model")
 
 
-def _found(service: Service, adapter: str, alias: str | None) -> AdapterView:
+def _found(service: Service, adapter_name: str, alias: str | None) -> AdapterView:
     try:
-        return service.supervisor.adapter(AdapterName(adapter))
+        return service.supervisor.adapter(AdapterName(adapter_name))
     except AdapterNotFound as error:
-        raise AdapterNotFound(f"The adapter {alias or adapter} was not found") from error
+        raise AdapterNotFound(f"The adapter {alias or adapter_name} was not found") from error
 
 
 def _shape(view: AdapterView) -> dict[str, Any]:
