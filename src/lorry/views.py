@@ -51,6 +51,23 @@ class AdapterView:
         return self.manifest.version
 
 
+@dataclass(frozen=True, slots=True)
+class ResidentView:
+    """One version that engines hold, also one that no name stands for any more."""
+
+    version: VersionId
+    names: tuple[AdapterName, ...]
+    """Adapters that serve it now; none: it is on its way out."""
+    rank: int | None
+    """None: its manifest is forgotten already."""
+    bytes: int
+    """Budget reserved for one copy."""
+    copies: int
+    """Engines that hold it."""
+    leases: int
+    """Running requests, of all copies."""
+
+
 class OperationStatus(StrEnum):
     """How far a long call is."""
 

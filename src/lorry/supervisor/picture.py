@@ -1,10 +1,10 @@
 """Pictures of the present, put together from the core, the registry and the engines' last word."""
 
-from lorry.ids import AdapterName, EngineId, ReplicaId
+from lorry.ids import AdapterName, EngineId, ReplicaId, VersionId
 from lorry.lifecycle.records import Residency
 from lorry.lifecycle.states import HOLDING, State
 from lorry.supervisor.shell import Shell
-from lorry.views import AdapterView, ReplicaView, ResidencyView, Statistics
+from lorry.views import AdapterView, ReplicaView, ResidencyView, ResidentView, Statistics
 
 
 def adapter(shell: Shell, name: AdapterName) -> AdapterView:
@@ -50,6 +50,31 @@ def _residency(residency: Residency, slots: tuple[EngineId | None, ...]) -> Resi
 
 def _on_disk(replica: ReplicaId) -> ResidencyView:
     return ResidencyView(replica, State.ON_DISK.value, "disk", None, None, 0, "")
+
+
+def residents(shell: Shell) -> tuple[ResidentView, ...]:
+    """Every version that an engine holds."""
+    world = shell.fleet.world
+    names: dict[VersionId, list[AdapterName]] = {}
+    for name, served in sorted(world.adapters.items()):
+        names.setdefault(served.spec.version, []).append(name)
+    copies: dict[VersionId, list[Residency]] = {}
+    for replica in world.replicas.values():
+        for version, residency in replica.holding.items():
+            if residency.state is not State.LOADING:
+                copies.setdefault(version, []).append(residency)
+    manifests = shell.registry.manifests
+    return tuple(
+        ResidentView(
+            version=version,
+            names=tuple(names.get(version, ())),
+            rank=manifests[version].rank if version in manifests else None,
+            bytes=held[0].bytes,
+            copies=len(held),
+            leases=sum(one.leases for one in held),
+        )
+        for version, held in sorted(copies.items())
+    )
 
 
 def statistics(shell: Shell) -> Statistics:

@@ -36,7 +36,7 @@ from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import Request
 from lorry.supervisor.settings import SupervisorSettings
 from lorry.supervisor.shell import Shell
-from lorry.views import AdapterView, ChangeEvent, OperationView, Statistics
+from lorry.views import AdapterView, ChangeEvent, OperationView, ResidentView, Statistics
 
 log = logging.getLogger(__name__)
 
@@ -174,6 +174,10 @@ class Supervisor:
         if name not in self._fleet.world.adapters:
             raise AdapterNotFound(f"The adapter '{name}' cannot be found.", param="name")
         return picture.adapter(self._shell, name)
+
+    def residents(self) -> tuple[ResidentView, ...]:
+        """Every version that an engine holds, those on their way out included."""
+        return picture.residents(self._shell)
 
     def statistics(self) -> Statistics:
         """Everything that counts, from the core and the engines' last word."""

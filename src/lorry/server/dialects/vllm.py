@@ -23,6 +23,7 @@ from lorry.errors import (
     VersionMismatch,
 )
 from lorry.ids import AdapterName
+from lorry.server.dialects import mistralrs
 from lorry.server.errors import (
     TYPES,
     as_lorry_error,
@@ -38,6 +39,8 @@ from lorry.supervisor import LoadRequest
 
 Caller = Annotated[Service, Depends(service_of)]
 
+GENERATION = "the version that must be served now; with it, mistral.rs answers instead of vLLM"
+
 
 class LoadLoraRequest(Body):
     """POST /v1/load_lora_adapter."""
@@ -46,6 +49,7 @@ class LoadLoraRequest(Body):
     lora_path: str
     load_inplace: bool = False
     is_3d_lora_weight: bool = False
+    expected_generation: str | None = Field(default=None, description=GENERATION)
 
 
 class UnloadLoraRequest(Body):
@@ -53,6 +57,7 @@ class UnloadLoraRequest(Body):
 
     lora_name: str
     lora_int_id: int | None = Field(default=None, description="ignored, as vLLM does")
+    expected_generation: str | None = Field(default=None, description=GENERATION)
 
 
 class _Refused(RequestInvalid):
@@ -82,8 +87,20 @@ router = APIRouter(route_class=VllmRoute, tags=["vLLM dialect"])
 
 
 @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
-async def load_lora_adapter(request: LoadLoraRequest, service: Caller) -> Response:
+async def load_lora_adapter(request: LoadLoraRequest, http: Request, service: Caller) -> Response:
     """Load an adapter, or replace it when `load_inplace` is true."""
+    if request.expected_generation is not None:
+        body = request.model_dump(exclude_unset=True)
+        return await mistralrs.load(service, body, request_id_of(http))
+    await load(service, request)
+    return _text(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+
+
+async def load(
+    service: Service, request: LoadLoraRequest, *, pinned: bool | None = None, preload: bool = True
+) -> None:
+    """Load or replace, with vLLM's errors. `pinned` is that of `LoadRequest`, and `preload` is its
+    `load`."""
     name = request.lora_name
     if not name or not request.lora_path:
         raise _Refused("Both 'lora_name' and 'lora_path' must be provided.")
@@ -91,45 +108,55 @@ async def load_lora_adapter(request: LoadLoraRequest, service: Caller) -> Respon
         raise _Refused(f"The lora adapter '{name}' conflicts with a served base model.")
     if request.is_3d_lora_weight:
         raise RequestInvalid(f"Loading lora {name} failed: is_3d_lora_weight is not supported.")
+    wanted = LoadRequest(
+        name=AdapterName(name),
+        source=request.lora_path,
+        mode="upsert" if request.load_inplace else "create",
+        pinned=pinned,
+        load=preload,
+    )
     try:
-        await _load(service, request)
+        await _load(service, wanted)
     except SourceNotFound as error:
         raise SourceNotFound(
             f"Loading lora {name} failed: No adapter found for {request.lora_path}: {error.message}"
         ) from error
-    return _text(f"Success: LoRA adapter '{name}' added successfully.")
 
 
-async def _load(service: Service, request: LoadLoraRequest) -> None:
-    wanted = LoadRequest(
-        name=AdapterName(request.lora_name),
-        source=request.lora_path,
-        mode="upsert" if request.load_inplace else "create",
-    )
+async def _load(service: Service, wanted: LoadRequest) -> None:
     try:
         await finish(service, service.supervisor.load(wanted))
     except VersionMismatch:
         raise
     except AdapterConflict as error:
-        if request.load_inplace:
+        if wanted.mode == "upsert":
             raise
         raise _Refused(
-            f"The lora adapter '{request.lora_name}' has already been loaded. If you want to load "
+            f"The lora adapter '{wanted.name}' has already been loaded. If you want to load "
             "the adapter in place, set 'load_inplace' to True."
         ) from error
 
 
 @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
-async def unload_lora_adapter(request: UnloadLoraRequest, service: Caller) -> Response:
+async def unload_lora_adapter(
+    request: UnloadLoraRequest, http: Request, service: Caller
+) -> Response:
     """Unload an adapter: after success no tier holds it."""
-    name = request.lora_name
+    if request.expected_generation is not None:
+        body = request.model_dump(exclude_unset=True)
+        return await mistralrs.unload(service, body, request_id_of(http))
+    await unload(service, request.lora_name)
+    return _text(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+
+async def unload(service: Service, name: str) -> None:
+    """Unload, with vLLM's errors."""
     if not name:
         raise _Refused("'lora_name' needs to be provided to unload a LoRA adapter.")
     try:
         await finish(service, service.supervisor.unload(AdapterName(name)))
     except AdapterNotFound as error:
         raise AdapterNotFound(f"The lora adapter '{name}' cannot be found.") from error
-    return _text(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
 def _text(words: str) -> Response:
