@@ -191,7 +191,7 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
         handling="Wait for Retry-After, then back off with jitter; give up after some tries.",
         prevention=(
             "Bound what a client has under way.",
-            "Watch lorry_requests_waiting, and add servers before it nears the limit.",
+            "Watch lorry_tickets in GET /metrics, and add servers before it nears the limit.",
         ),
         tags=("capacity", "queue", "retryable"),
     ),
