@@ -129,6 +129,21 @@ def test_every_problem_is_found_at_once(
         assert any(key in problem["problem"] for problem in problems), key
 
 
+def test_of_many_problems_people_see_the_first_and_scripts_a_hundred(
+    adapter: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = {f"strange.{number}": np.ones((2, 2), np.float32) for number in range(150)}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    assert check(adapter, base) == 1
+    said = capsys.readouterr().out
+    assert said.count("fix: ") == 20
+    assert "--json lists them" in said
+    assert check(adapter, base, "--json") == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert len(problems) == 101
+    assert problems[-1]["problem"].startswith("... and ")
+
+
 @pytest.mark.parametrize("spoil", ["missing", "empty", "other"])
 def test_an_unusable_base_model_is_wrong_use(
     spoil: str, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

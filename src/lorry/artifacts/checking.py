@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lorry.artifacts.cache import judged
+from lorry.artifacts.manifest import MORE
 from lorry.artifacts.snapshot import Manifest
 from lorry.engine import BaseShape
 from lorry.errors import AdapterInvalid, LorryError, SourceNotFound
@@ -61,6 +62,8 @@ def problems_of(error: LorryError) -> tuple[Problem, ...]:
 
 def _problem(error: LorryError, sentence: str) -> Problem:
     text, semicolon, fix = sentence.rpartition("; ")
+    if sentence.startswith(MORE):
+        return Problem(error.code, sentence, "Mend those listed first, then check again.")
     if not semicolon:
         return Problem(error.code, sentence, error.action)
     return Problem(error.code, f"{text}.", fix[0].upper() + fix[1:])

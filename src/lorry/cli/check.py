@@ -21,6 +21,9 @@ from lorry.errors import ModelInvalid, ModelUnsupported, SourceNotFound
 PROBLEMS = 1
 USAGE_ERROR = 2
 
+SHOWN_MAX = 20
+"""Problems for people; more would say the same of other layers, most often."""
+
 RANK_MAX = Settings(model=Path()).max_lora_rank
 """What a server takes unless it is told otherwise."""
 
@@ -60,7 +63,8 @@ def _shape(base: Path) -> BaseShape:
     try:
         return base_shape(read_config(base))
     except (ModelInvalid, ModelUnsupported) as error:
-        report(error.message, details=error.details, action=error.action, note=error.code)
+        action = "Give the base model's folder, or its GGUF file, with --base."
+        report(error.message, details=error.details, action=action, note=error.code)
     except OSError as error:
         report(f"the base model {base} cannot be read: {error.strerror}")
     raise typer.Exit(USAGE_ERROR)
@@ -94,7 +98,9 @@ def _for_people(path: Path, found: Report) -> Group:
     count = len(found.problems)
     plural = "s" if count > 1 else ""
     lines = [Text.assemble(("refused: ", "bold red"), f"{path} has {count} problem{plural}")]
-    for number, problem in enumerate(found.problems, start=1):
+    for number, problem in enumerate(found.problems[:SHOWN_MAX], start=1):
         lines.append(Text(f"{number:3}. {problem.text}"))
         lines.append(Text.assemble(("     fix: ", "green"), problem.fix))
+    if count > SHOWN_MAX:
+        lines.append(Text(f"     and {count - SHOWN_MAX} more; --json lists them", "dim"))
     return Group(*lines)
