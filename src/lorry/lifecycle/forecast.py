@@ -4,14 +4,15 @@ It asks the functions by which `room.py` decides, about the world as it is at th
 waiting for room already is not counted, since a forecast cannot know who will still wait then.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lorry.errors import LorryError
-from lorry.ids import AdapterName, OperationId, VersionId
+from lorry.errors import EngineUnreachable, LorryError
+from lorry.ids import AdapterName, VersionId
 from lorry.lifecycle import events as ev
-from lorry.lifecycle import operations
+from lorry.lifecycle import fitting
 from lorry.lifecycle.eviction import Candidate, choose_victims
-from lorry.lifecycle.records import Asked, Replica
+from lorry.lifecycle.records import Replica
 from lorry.lifecycle.room import Room, Shortage, best_resident, may_go, survey
 from lorry.lifecycle.states import State
 from lorry.lifecycle.world import World
@@ -49,21 +50,35 @@ def forecast(world: World, name: AdapterName, spec: ev.VersionSpec) -> Forecast:
     old = world.adapters.get(name)
     replaced = old.spec.version if old is not None and old.spec.version != spec.version else None
     resident = best_resident(world, spec.version) is not None
-    error = _refusal(world, name, spec)
+    replicas = tuple(world.replicas.values())
+    errors = [_objection(world, replica, name, spec) for replica in replicas]
+    error = _refusal(replicas, errors)
     if resident or error is not None:
         return Forecast(resident, replaced, (), False, error)
-    rooms = [survey(world, replica) for replica in world.replicas.values() if replica.up]
+    able = [r for r, found in zip(replicas, errors, strict=True) if r.up and found is None]
+    if not able:  # one that is down could take it: the load would wait for that
+        return Forecast(resident, replaced, (), True, None)
+    rooms = [survey(world, replica) for replica in able]
     fit = [room for room in rooms if room.fits(spec.bytes)]
     room = max(fit or rooms, key=lambda room: (room.places, room.bytes))
     evicts, waits = ((), False) if fit else _victims(world, room, spec, replaced)
-    return Forecast(resident, replaced, evicts, waits, error)
+    return Forecast(resident, replaced, evicts, waits, None)
 
 
-def _refusal(world: World, name: AdapterName, spec: ev.VersionSpec) -> LorryError | None:
-    request = ev.LoadAsked(OperationId(0), name, "")
-    asked = Asked(request, world.now_ms, world.now_ms)
-    error = operations.objection(world, asked, world.adapters.get(name))
-    return error or operations.room_objection(world, asked, spec)
+def _refusal(replicas: Sequence[Replica], errors: Sequence[LorryError | None]) -> LorryError | None:
+    """Why the load would be refused at once; None when some replica can take it."""
+    if not any(replica.up for replica in replicas):
+        return EngineUnreachable("The engine is down or starting; nothing can be loaded now.")
+    return None if None in errors else errors[0]
+
+
+def _objection(
+    world: World, replica: Replica, name: AdapterName, spec: ev.VersionSpec
+) -> LorryError | None:
+    """Why it can have no room on this one, beside what is pinned and what it replaces."""
+    pinned = fitting.pinned_on(world, replica)
+    alone = fitting.objection(world, replica, pinned, name, spec)
+    return alone or fitting.beside_objection(world, replica, name, spec)
 
 
 def _victims(
