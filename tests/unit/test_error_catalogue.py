@@ -47,10 +47,10 @@ INTERNAL = {
     "store/sql.py": ("ValueError",),
 }
 """Exceptions without a code, and where. They are caught in the same package (judges of files and
-patterns, parsers of settings, makers of docs, pydantic's validators, the store's rows), become `EngineRejected` at
-the engine's border or `lorry_error` as a bug of ours, or end in the command line's report, which
-has exit codes instead. (`output.failure.error` makes one of ours again, of the class that the
-engine's process named.)"""
+patterns, parsers of settings, makers of docs, pydantic's validators, the store's rows), become
+`EngineRejected` at the engine's border or `lorry_error` as a bug of ours, or end in the command
+line's report, which has exit codes instead. (`output.failure.error` makes one of ours again, of the
+class that the engine's process named.)"""
 
 EXITS = ("typer.Exit", "typer.BadParameter")
 """How a command line ends."""
