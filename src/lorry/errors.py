@@ -53,7 +53,9 @@ class Fault(StrEnum):
 
 
 class LorryError(Exception):
-    """The root. `str(error)` is one sentence that names the thing and the cause."""
+    """The root of all errors; by itself, a failure that no other code fits.
+
+    `str(error)` is one sentence that names the thing and the cause."""
 
     code: ClassVar[str] = "lorry_error"
     status: ClassVar[int] = 500
@@ -188,11 +190,11 @@ class BodyTooLarge(CallerError):
 
 
 class AdapterConflict(CallerError):
-    """The name is taken, or another operation on it is under way."""
+    """The name is taken."""
 
     code = "adapter_conflict"
     status = 409
-    action = "Choose another name, ask to replace, or wait for the other operation."
+    action = "Choose another name, or ask to replace the adapter that has it."
 
 
 class VersionMismatch(AdapterConflict):

@@ -114,12 +114,7 @@ class DiskCache:
         self, name: str, source: Path, base: BaseShape, max_rank: int, *, roots: Sequence[Path] = ()
     ) -> Manifest:
         """What `snapshot` would make, without keeping anything. Raises as `snapshot` does."""
-        return _consistently(
-            name,
-            source,
-            roots,
-            lambda folder: _draft(name, folder, base, max_rank, Progress(name)).manifest,
-        )
+        return judged(name, source, base, max_rank, roots=roots)
 
     def get(self, version: VersionId, manifest: Manifest) -> Snapshot | None:
         """The kept snapshot of a version known from the registry; None when it is gone or not as
@@ -249,6 +244,18 @@ class DiskCache:
                     self._shelf.release(manifest.bytes)
                     if kept_bytes:
                         self._shelf.add(manifest.version, kept_bytes)
+
+
+def judged(
+    name: str, source: Path, base: BaseShape, max_rank: int, *, roots: Sequence[Path] = ()
+) -> Manifest:
+    """What a snapshot of `source` would be; needs no cache. Raises as `DiskCache.snapshot` does."""
+    return _consistently(
+        name,
+        source,
+        roots,
+        lambda folder: _draft(name, folder, base, max_rank, Progress(name)).manifest,
+    )
 
 
 def _consistently(

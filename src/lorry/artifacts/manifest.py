@@ -26,6 +26,9 @@ from lorry.ids import VersionId
 PROBLEMS_MAX = 100
 """Each is a sentence; the rest is counted."""
 
+MORE = "... and "
+"""How the count of the rest begins."""
+
 PACKED_OVERHEAD_BYTES = 64 << 10
 """Allowed for what an engine keeps beside the matrices."""
 
@@ -100,7 +103,7 @@ def refuse(adapter: str, problems: Sequence[str]) -> AdapterInvalid:
     """The error for an adapter with at least one problem."""
     shown_problems = tuple(problems[:PROBLEMS_MAX])
     rest = len(problems) - len(shown_problems)
-    details = (*shown_problems, f"... and {rest} more problems.") if rest else shown_problems
+    details = (*shown_problems, f"{MORE}{rest} more problems.") if rest else shown_problems
     more = f" ({len(problems) - 1} more in details)" if len(problems) > 1 else ""
     return AdapterInvalid(
         f"Adapter {shown(adapter)} cannot be served: {problems[0]}{more}", details=details

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from lorry.cli import adapters, demo, serve
+from lorry.cli import adapters, check, demo, explain, serve
 from lorry.cli.api import ServerRefused, ServerUnreachable
 from lorry.cli.screen import report
 
@@ -53,6 +53,8 @@ def _lorry(
 serve.register(app)
 demo.register(app)
 adapters.register(app)
+check.register(app)
+explain.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

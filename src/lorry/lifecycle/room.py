@@ -10,7 +10,7 @@ What drains because nobody wants it any more (an unload, a replace) is never cou
 requests run on it: such a drain may take long, and nobody else shall wait for it (promise 5).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from lorry.errors import LorryError
@@ -386,19 +386,24 @@ def _may_drain_first(world: World, need: Need, old: Residency) -> bool:
 
 
 def candidates(world: World, replica: Replica, wanted: list[Need]) -> list[Candidate]:
-    """What may go: resident, neither pinned nor about to be published nor being replaced, and not
-    just refused."""
+    """What may go, and has not just been refused by the engine."""
     spared = {need.spares for need in wanted}
     return [
         Candidate(r.version, r.bytes, r.last_used_ms, r.leases)
         for r in replica.holding.values()
-        if r.state is State.RESIDENT
-        and r.version not in spared
-        and r.pin_open is None
-        and not world.pin_wanted(r.version)
-        and not world.held(r.version)
-        and _not_just_refused(world, r)
+        if may_go(world, r, spared) and _not_just_refused(world, r)
     ]
+
+
+def may_go(world: World, residency: Residency, spared: Collection[VersionId | None]) -> bool:
+    """Whether it is resident, and neither pinned nor about to be published nor being replaced."""
+    return (
+        residency.state is State.RESIDENT
+        and residency.version not in spared
+        and residency.pin_open is None
+        and not world.pin_wanted(residency.version)
+        and not world.held(residency.version)
+    )
 
 
 def _not_just_refused(world: World, residency: Residency) -> bool:

@@ -1,37 +1,31 @@
-"""GET /v1/errors: the catalogue of `lorry.errors`, for people and for clients."""
+"""GET /v1/errors: the catalogue of `lorry.error_catalogue`, for people and for clients."""
 
-from collections.abc import Iterator
 from typing import Any
 
-from lorry.errors import LorryError, RouteNotFound
+from lorry.error_catalogue import Entry, entries, find, near
+from lorry.errors import RouteNotFound
 
 
 async def list_errors() -> dict[str, Any]:
     """Every error there is."""
-    return {"object": "list", "data": [_entry(kind) for kind in _kinds(LorryError)]}
+    return {"object": "list", "data": [_shape(each) for each in entries()]}
 
 
 async def show_error(code: str) -> dict[str, Any]:
     """One error by its code."""
-    for kind in _kinds(LorryError):
-        if kind.code == code:
-            return _entry(kind)
-    raise RouteNotFound(f"There is no error with the code {code}; GET /v1/errors lists all.")
+    found = find(code)
+    if found is None:
+        alike = ", ".join(near(code))
+        hint = f"near it are {alike}" if alike else "GET /v1/errors lists all"
+        raise RouteNotFound(f"There is no error with the code {code}; {hint}.")
+    return _shape(found)
 
 
-def _kinds(kind: type[LorryError]) -> Iterator[type[LorryError]]:
-    yield kind
-    for below in kind.__subclasses__():
-        yield from _kinds(below)
-
-
-def _entry(kind: type[LorryError]) -> dict[str, Any]:
+def _shape(each: Entry) -> dict[str, Any]:
+    """The record, with the sentence and the advice that every answer carries."""
     return {
-        "code": kind.code,
-        "status": kind.status,
-        "meaning": " ".join((kind.__doc__ or "").split()),
-        "fault": str(kind.fault),
-        "retryable": kind.retryable,
-        "retry_after_s": kind.retry_after_s,
-        "action": kind.action,
+        **each.record(),
+        "status": each.kind.status,
+        "meaning": each.meaning,
+        "action": each.kind.action,
     }

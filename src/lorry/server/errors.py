@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from lorry.error_catalogue import TYPES as TYPES
 from lorry.errors import (
     LorryError,
     MethodNotAllowed,
@@ -26,22 +27,6 @@ from lorry.errors import (
 )
 
 log = logging.getLogger(__name__)
-
-TYPES: Mapping[int, str] = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    403: "PermissionDeniedError",
-    404: "NotFoundError",
-    405: "MethodNotAllowedError",
-    409: "ConflictError",
-    413: "RequestTooLargeError",
-    422: "UnprocessableEntityError",
-    429: "RateLimitError",
-    500: "InternalServerError",
-    503: "ServiceUnavailableError",
-    504: "GatewayTimeoutError",
-}
-"""HTTP status -> `type` in the body; vLLM's words where it has one."""
 
 DETAILS_MAX = 20
 """Complaints about one body that are listed; a list of a million wrong ids would give a million."""

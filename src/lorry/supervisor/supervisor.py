@@ -32,6 +32,7 @@ from lorry.lifecycle.records import Request as AdminCall
 from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
 from lorry.store.store import Store
 from lorry.supervisor import picture
+from lorry.supervisor.checking import Checker, CheckView
 from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import Request
 from lorry.supervisor.settings import SupervisorSettings
@@ -84,6 +85,7 @@ class Supervisor:
         self._fleet = Fleet(limits)
         self._registry = Registry(store)
         self._shell = Shell(self._fleet, engines, self._registry, cache, settings, self._clock)
+        self._checker = Checker(self._fleet, settings, self._base_names)
         self._last_ticket = 0
         self._closing = False
         self._stack = AsyncExitStack()
@@ -210,6 +212,10 @@ class Supervisor:
             strategy=ev.Strategy(request.strategy),
         )
         return self._ask("load", event)
+
+    async def check(self, source: str, name: str | None = None) -> CheckView:
+        """What `load` would find and do; changes nothing. Raises `Forbidden`, `RequestInvalid`."""
+        return await self._checker.check(source, name, self.capabilities)
 
     def unload(
         self,
