@@ -19,7 +19,7 @@ from lorry.server import (
     operations,
     tokenization,
 )
-from lorry.server.dialects import vllm
+from lorry.server.dialects import sglang, sglang_generate, vllm
 from lorry.server.gate import Gate
 from lorry.server.service import Service
 from lorry.server.settings import ServerSettings
@@ -83,7 +83,8 @@ def build_app(
     app.state.service = service
     for method, path, endpoint in ROUTES:
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
-    app.include_router(vllm.router)
+    for router in (vllm.router, sglang.admin_router, sglang.state_router, sglang_generate.router):
+        app.include_router(router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings, shutdown=service.shutdown)
     return app

@@ -3,7 +3,7 @@ up to."""
 
 import functools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 from fastapi import Request
@@ -46,21 +46,52 @@ class Service:
     rendering: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(4))
     """Threads for chat templates, apart from all others: these may never end."""
 
-    def target(self, model: str) -> Target:
-        """Find a model. Raises `AdapterNotFound` in the words that vLLM's clients look for."""
+    def target(self, model: str, lora_path: str | None = None) -> Target:
+        """Find a model by the first of three rules that fits: the base's name, and then `lora_path`
+        names the adapter if given; an adapter's own name; `base:adapter`, SGLang's form. Raises
+        `AdapterNotFound` in the words that vLLM's clients look for."""
         if model in self.settings.served_model_names:
-            return Target(model, None, None)
+            if not lora_path:
+                return Target(model, None, None)
+            return replace(self.adapter_target(lora_path), model=model)
         try:
-            name, version = self.supervisor.resolve(model)
+            name, version = self._resolve(model)
         except AdapterUnloading as error:
             raise AdapterUnloading(error.message, param="model") from error
         except AdapterNotFound as error:
-            raise AdapterNotFound(
-                f"The model `{model}` does not exist. The base model here is "
-                f"`{self.settings.base_name}`; GET /v1/models lists the adapters.",
-                param="model",
-            ) from error
+            raise self._unknown(model, "model") from error
         return Target(model, name, version)
+
+    def adapter_target(self, name: str) -> Target:
+        """The adapter that a field beside `model` names; the base has no name there. Raises
+        `AdapterNotFound`."""
+        try:
+            found, version = self.supervisor.resolve(name)
+        except AdapterUnloading as error:
+            raise AdapterUnloading(error.message, param="lora_path") from error
+        except AdapterNotFound as error:
+            raise self._unknown(name, "lora_path") from error
+        return Target(name, found, version)
+
+    def _resolve(self, model: str) -> tuple[AdapterName, VersionId | None]:
+        """An adapter by its own name, else by what follows one of the base's names and a colon;
+        both may hold colons themselves, so the parts are never cut at the first one."""
+        try:
+            return self.supervisor.resolve(model)
+        except AdapterUnloading:
+            raise
+        except AdapterNotFound:
+            for base in sorted(self.settings.served_model_names, key=len, reverse=True):
+                if model.startswith(f"{base}:"):
+                    return self.supervisor.resolve(model.removeprefix(f"{base}:"))
+            raise
+
+    def _unknown(self, model: str, param: str) -> AdapterNotFound:
+        return AdapterNotFound(
+            f"The model `{model}` does not exist. The base model here is "
+            f"`{self.settings.base_name}`; GET /v1/models lists the adapters.",
+            param=param,
+        )
 
     def text(self, what: str) -> Tokenizer:
         """The tokenizer, for `what` needs it. Raises `RequestInvalid` when the model has none."""
