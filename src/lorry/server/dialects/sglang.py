@@ -19,7 +19,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lorry.engine import SamplingParams
-from lorry.errors import AdapterNotFound, EngineUnreachable, LorryError, RequestInvalid
+from lorry.errors import (
+    AdapterConflict,
+    AdapterNotFound,
+    EngineUnreachable,
+    LorryError,
+    OperationCancelled,
+    RequestInvalid,
+)
 from lorry.ids import AdapterName
 from lorry.server.dialects.sglang_answer import WEIGHT_VERSION
 from lorry.server.dialects.sglang_generate import names_listed
@@ -88,10 +95,17 @@ state_router = APIRouter(tags=["SGLang dialect"])
 async def load_lora_adapter(request: LoadLoraRequest, service: Caller) -> Response:
     """Load an adapter under a new name; one that must leave for it leaves first."""
     name = AdapterName(request.lora_name)
-    if _is_loaded(service, name):
-        raise RequestInvalid(f"Failed to load LoRA adapter {name} because it is already loaded.")
     wanted = LoadRequest(name, request.lora_path, mode="create", pinned=request.pinned)
-    await finish(service, service.supervisor.load(wanted))
+    try:
+        await finish(service, service.supervisor.load(wanted))
+    except OperationCancelled:
+        raise
+    except AdapterConflict as error:
+        if name not in _registered(service):
+            raise
+        raise AdapterConflict(
+            f"Failed to load LoRA adapter {name} because it is already loaded."
+        ) from error
     return _result(service)
 
 
@@ -181,13 +195,6 @@ def _model_info(service: Service) -> dict[str, Any]:
         "has_audio_understanding": False,
         "architectures": [service.supervisor.capabilities.base.architecture],
     }
-
-
-def _is_loaded(service: Service, name: AdapterName) -> bool:
-    try:
-        return not service.supervisor.adapter(name).unloading
-    except AdapterNotFound:
-        return False
 
 
 def _registered(service: Service) -> dict[str, str]:

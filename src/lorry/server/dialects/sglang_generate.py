@@ -5,6 +5,7 @@ Fields that may be one value or a list are spread over the batch first; from the
 of every other route. Texts and ids in a stream are cumulative, as SGLang sends them.
 """
 
+import re
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,8 @@ MAX_NEW_TOKENS = 128
 NAMES_SHOWN_MAX = 20
 """Adapters that a message lists; there may be thousands."""
 RID_CHARS_MAX = 256
+_OTHER_NAMES = re.compile(r"\b(max|min)_tokens\b")
+"""OpenAI's names, in messages that the routes share."""
 
 
 class SglangSampling(SamplingFields):
@@ -280,16 +283,20 @@ def _sampling(
 ) -> SamplingParams:
     """The engine's parameters; a default of tokens that does not fit is made to fit."""
     fields.refuse_unsupported()
-    given = fields.max_new_tokens
-    room = check_prompt(
-        prompt,
-        given if "max_new_tokens" in fields.model_fields_set else None,
-        service.supervisor.capabilities,
-        param,
-    )
-    if "max_new_tokens" not in fields.model_fields_set:
-        room = min(room, MAX_NEW_TOKENS)
-    return sampling_params(service, fields, max_tokens=room, logprobs=None, prompt_logprobs=None)
+    given = "max_new_tokens" in fields.model_fields_set
+    wanted = fields.max_new_tokens if given else None
+    try:
+        room = check_prompt(prompt, wanted, service.supervisor.capabilities, param)
+        return sampling_params(
+            service,
+            fields,
+            max_tokens=room if given else min(room, MAX_NEW_TOKENS),
+            logprobs=None,
+            prompt_logprobs=None,
+        )
+    except RequestInvalid as error:
+        words = _OTHER_NAMES.sub(r"\1_new_tokens", error.message)
+        raise RequestInvalid(words, param=error.param, details=error.details) from error
 
 
 def _sequences(members: Sequence[_Member], salt: str) -> list[SequenceRequest]:
