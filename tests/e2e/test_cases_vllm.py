@@ -1,5 +1,5 @@
-"""The cases from the field in vLLM's dialect, and in SGLang's where it has the words: right answers,
-names, updates, unloads, room."""
+"""The cases from the field in vLLM's dialect, and in SGLang's where it has the words: right
+answers, names, updates, unloads, room."""
 
 import random
 import statistics

@@ -1,5 +1,5 @@
-"""What SGLang's own users do beyond the common cases, against a process started with its flags: room
-for two adapters, one of three pinned from the start, and a base whose name holds a colon."""
+"""What SGLang's own users do beyond the common cases, against a process started with its flags:
+room for two adapters, one of three pinned from the start, and a base whose name holds a colon."""
 
 import json
 import threading

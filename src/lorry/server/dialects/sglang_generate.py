@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, cast
 from fastapi import APIRouter, Depends
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -51,6 +51,17 @@ _OTHER_NAMES = re.compile(r"\b(max|min)_tokens\b")
 """OpenAI's names, in messages that the routes share."""
 
 
+def _form(value: Any) -> str:
+    return "[many]" if isinstance(value, list) else "[one]"
+
+
+OneOrMany = Annotated[
+    Annotated[T, Tag("[one]")] | Annotated[list[T], Tag("[many]")], Discriminator(_form)
+]
+"""One value for all prompts or a list of one each; told apart first, so that a wrong value gets one
+complaint."""
+
+
 class SglangSampling(SamplingFields):
     """`sampling_params`: SGLang's names for the fields of every route; null means the default."""
 
@@ -76,20 +87,16 @@ class GenerateBody(Body):
 
     text: str | list[str] | None = None
     input_ids: Prompts | None = None
-    sampling_params: SglangSampling | list[SglangSampling] | None = None
-    rid: (
-        Annotated[str, Field(max_length=RID_CHARS_MAX)]
-        | list[Annotated[str, Field(max_length=RID_CHARS_MAX)]]
-        | None
-    ) = None
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
+    sampling_params: OneOrMany[SglangSampling] | None = None
+    rid: OneOrMany[Annotated[str, Field(max_length=RID_CHARS_MAX)]] | None = None
+    return_logprob: OneOrMany[bool] | None = None
+    logprob_start_len: OneOrMany[int] | None = None
     """First prompt token whose log probability is wanted; -1: those of the answer only."""
-    top_logprobs_num: int | list[int] | None = None
+    top_logprobs_num: OneOrMany[int] | None = None
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
     stream: bool = False
-    lora_path: str | list[str | None] | None = None
+    lora_path: OneOrMany[str | None] = None
     """The adapter, or one for each prompt; null or "" is the base model."""
     cache_salt: str | None = None
     extra_key: str | None = None
