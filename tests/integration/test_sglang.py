@@ -185,7 +185,9 @@ async def test_base_and_adapter_go_by_one_name_or_two_fields(tmp_path: Path, bas
             assert own == await text(server, model=f"alias:{name}")
             assert own == await text(server, model=base, lora_path=name)
             assert own == await text(server, model=f"{base}:{name}", lora_path="nobody")
-        assert await text(server, model=base, lora_path="") == await text(server, model=base)
+        assert await text(server, model=base, lora_path=None) == await text(server, model=base)
+        empty = await server.complete(model=base, lora_path="")
+        assert empty.json()["error"]["param"] == "lora_path"
 
 
 async def test_an_adapters_own_name_wins_over_a_base_and_a_name(server: HttpServer) -> None:

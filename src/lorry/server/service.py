@@ -51,7 +51,7 @@ class Service:
         names the adapter if given; an adapter's own name; `base:adapter`, SGLang's form. Raises
         `AdapterNotFound` in the words that vLLM's clients look for."""
         if model in self.settings.served_model_names:
-            if not lora_path:
+            if lora_path is None:
                 return Target(model, None, None)
             return replace(self.adapter_target(lora_path), model=model)
         try:
@@ -63,8 +63,13 @@ class Service:
         return Target(model, name, version)
 
     def adapter_target(self, name: str) -> Target:
-        """The adapter that a field beside `model` names; the base has no name there. Raises
-        `AdapterNotFound`."""
+        """The adapter that a field beside `model` names; the base has no name there, and is not
+        what an empty one means. Raises `AdapterNotFound`, `RequestInvalid`."""
+        if not name:
+            raise RequestInvalid(
+                "lora_path is empty; name an adapter, or send null for the base model.",
+                param="lora_path",
+            )
         try:
             found, version = self.supervisor.resolve(name)
         except AdapterUnloading as error:

@@ -97,7 +97,7 @@ class GenerateBody(Body):
     return_prompt_token_ids: bool = False
     stream: bool = False
     lora_path: OneOrMany[str | None] = None
-    """The adapter, or one for each prompt; null or "" is the base model."""
+    """The adapter, or one for each prompt; null is the base model."""
     cache_salt: str | None = None
     extra_key: str | None = None
     """The same as `cache_salt`, under SGLang's older name."""
@@ -209,7 +209,7 @@ async def _members(service: Service, body: GenerateBody) -> tuple[list[_Member],
     check_count(service, count, None)
     spread = partial(_spread, count=count)
     paths = spread(body.lora_path, None, name="lora_path")
-    targets = [adapter(service, path) if path else None for path in paths]
+    targets = [None if path is None else adapter(service, path) for path in paths]
     fields = spread(body.sampling_params, SglangSampling(), name="sampling_params")
     if len({one.n or 1 for one in fields}) > 1:
         raise RequestInvalid("n must be the same for all prompts of a batch.", param="n")
