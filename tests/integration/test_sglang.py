@@ -198,6 +198,17 @@ async def test_an_adapters_own_name_wins_over_a_base_and_a_name(server: HttpServ
     assert whole == await text(server, model=f"{BASE}:{BASE}:a")
 
 
+async def test_a_base_whose_name_begins_like_another_hides_no_adapter(tmp_path: Path) -> None:
+    names = {"served_model_names": ("a", "a:b")}
+    async with http_server(tmp_path, tokenizer=TOKENIZER, **names) as server:
+        await load(server, "b:c", 1)
+        own = await text(server, model="b:c")
+        assert own == await text(server, model="a:b:c") == await text(server, model="a:b:b:c")
+        await load(server, "c", 2)
+        assert await text(server, model="a:b:c") == own
+        assert await text(server, model="a:c") == await text(server, model="c") != own
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [

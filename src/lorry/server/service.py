@@ -3,6 +3,7 @@ up to."""
 
 import functools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -54,13 +55,10 @@ class Service:
             if lora_path is None:
                 return Target(model, None, None)
             return replace(self.adapter_target(lora_path), model=model)
-        try:
-            name, version = self._resolve(model)
-        except AdapterUnloading as error:
-            raise AdapterUnloading(error.message, param="model") from error
-        except AdapterNotFound as error:
-            raise self._unknown(model, "model") from error
-        return Target(model, name, version)
+        # Both may hold colons themselves, so no name is cut at its first one.
+        bases = (f"{base}:" for base in self.settings.served_model_names)
+        rests = (model.removeprefix(base) for base in bases if model.startswith(base))
+        return self._find(model, (model, *rests), "model")
 
     def adapter_target(self, name: str) -> Target:
         """The adapter that a field beside `model` names; the base has no name there, and is not
@@ -70,29 +68,19 @@ class Service:
                 "lora_path is empty; name an adapter, or send null for the base model.",
                 param="lora_path",
             )
-        try:
-            found, version = self.supervisor.resolve(name)
-        except AdapterUnloading as error:
-            raise AdapterUnloading(error.message, param="lora_path") from error
-        except AdapterNotFound as error:
-            raise self._unknown(name, "lora_path") from error
-        return Target(name, found, version)
+        return self._find(name, (name,), "lora_path")
 
-    def _resolve(self, model: str) -> tuple[AdapterName, VersionId | None]:
-        """An adapter by its own name, else by what follows one of the base's names and a colon;
-        both may hold colons themselves, so the parts are never cut at the first one."""
-        try:
-            return self.supervisor.resolve(model)
-        except AdapterUnloading:
-            raise
-        except AdapterNotFound:
-            for base in sorted(self.settings.served_model_names, key=len, reverse=True):
-                if model.startswith(f"{base}:"):
-                    return self.supervisor.resolve(model.removeprefix(f"{base}:"))
-            raise
-
-    def _unknown(self, model: str, param: str) -> AdapterNotFound:
-        return AdapterNotFound(
+    def _find(self, model: str, names: Sequence[str], param: str) -> Target:
+        """The adapter with the first of the names that there is."""
+        for name in names:
+            try:
+                found, version = self.supervisor.resolve(name)
+            except AdapterUnloading as error:
+                raise AdapterUnloading(error.message, param=param) from error
+            except AdapterNotFound:
+                continue
+            return Target(model, found, version)
+        raise AdapterNotFound(
             f"The model `{model}` does not exist. The base model here is "
             f"`{self.settings.base_name}`; GET /v1/models lists the adapters.",
             param=param,
