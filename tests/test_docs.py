@@ -41,7 +41,8 @@ def blocks(page: Path, language: str) -> Iterator[str]:
 
 @pages
 def test_flags_exist(page: Path) -> None:
-    known = {spec.flag for spec in specs()} | CLIENT_FLAGS | FLAGS_OF_OTHERS
+    own = {flag for spec in specs() for flag in (spec.flag, *spec.aliases)}
+    known = own | CLIENT_FLAGS | FLAGS_OF_OTHERS
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
     assert named - known == set()
 

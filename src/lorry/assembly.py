@@ -89,8 +89,8 @@ def build_supervisor(settings: Settings) -> Supervisor:
         settings=supervisor_settings(settings),
         base_names=settings.model_names,
         at_start=tuple(
-            LoadRequest(AdapterName(module.name), str(module.path))
-            for module in settings.lora_modules
+            LoadRequest(AdapterName(module.name), str(module.path), pinned=module.pinned)
+            for module in (*settings.lora_modules, *settings.lora_paths)
         ),
     )
 

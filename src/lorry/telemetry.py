@@ -37,6 +37,16 @@ class Snapshot:
     max_loras: int
     """Slots of an engine."""
 
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Slots of all engines that hold an adapter, and all there are."""
+        return sum(map(slots_used, self.health.values())), self.max_loras * len(self.health)
+
+
+def slots_used(health: EngineHealth) -> int:
+    """Slots of one engine that hold an adapter."""
+    return sum(slot is not None for slot in health.slots)
+
 
 class Telemetry:
     """Counters and histograms of requests; gauges come from a snapshot."""
@@ -173,6 +183,7 @@ class _SnapshotCollector(Collector):
         """Every family once."""
         yield from self._engine_gauges()
         yield self._lora_info()
+        yield from self._lora_pool()
         yield from self._lorry_gauges()
         yield from self._lorry_counters()
 
@@ -209,10 +220,21 @@ class _SnapshotCollector(Collector):
         family.add_metric([str(self._snapshot.max_loras), waiting, running], time.time())
         return family
 
+    def _lora_pool(self) -> Iterator[Metric]:
+        """SGLang's gauges; its dashboards read them."""
+        used, total = self._snapshot.slots
+        for name, text, value in (
+            ("slots_used", "Slots that hold an adapter.", used),
+            ("slots_total", "Slots of all engines.", total),
+            ("utilization", "Share of slots in use, 0 to 1.", used / max(1, total)),
+        ):
+            family = GaugeMetricFamily(f"sglang:lora_pool_{name}", text, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            yield family
+
     def _lorry_gauges(self) -> Iterator[Metric]:
         facts, views = self._snapshot.statistics, self._snapshot.adapters
-        health = self._snapshot.health.values()
-        in_slots = sum(slot is not None for one in health for slot in one.slots)
+        in_slots, _ = self._snapshot.slots
         in_host = sum(one.resident for one in facts.replicas)
         for name, text, value in (
             ("adapters_registered", "Adapters that can be asked for.", facts.registered),

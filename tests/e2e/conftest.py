@@ -1,6 +1,6 @@
 """Servers that the end-to-end tests share: one for each set of flags, kept for the whole run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -8,11 +8,15 @@ import pytest
 from tests.fixtures.api import Api
 from tests.fixtures.common_ground import CommonGround, common_ground
 from tests.fixtures.server_process import ServerProcess, free_port, lorry_command
+from tests.fixtures.sglang_api import SglangApi
 
 ROOMY_FLAGS = ("--served-model-name", "tiny", "--max-loras", "8", "--max-cpu-loras", "16")
 TIGHT_FLAGS = ("--served-model-name", "org/tiny:v1", "--max-loras", "2", "--max-cpu-loras", "3")
 PINNED_FLAGS = ("--served-model-name", "tiny", "--max-loras", "2", "--max-cpu-loras", "2")
 COMMON_FLAGS = ("--max-lora-rank", "16", "--dtype", "float32", "--kv-cache-bytes", "128MiB")
+
+
+DIALECTS: Mapping[str, type[Api]] = {"vllm": Api, "sglang": SglangApi}
 
 
 def start(ground: CommonGround, state: Path, *flags: str) -> ServerProcess:
@@ -56,10 +60,13 @@ def pinned_server(
     yield from _serve(ground, tmp_path_factory.mktemp("pinned"), PINNED_FLAGS)
 
 
-def _api(server: ServerProcess, ground: CommonGround, base: str) -> Iterator[Api]:
-    """Every case ends with *alive*, and leaves nothing loaded."""
+def _api(
+    request: pytest.FixtureRequest, server: ServerProcess, ground: CommonGround, base: str
+) -> Iterator[Api]:
+    """Every case ends with *alive*, and leaves nothing loaded. A case is in vLLM's dialect unless
+    `in_both_dialects` marks it."""
     with server.client() as client:
-        api = Api(client, ground, base)
+        api = DIALECTS[getattr(request, "param", "vllm")](client, ground, base)
         try:
             yield api
             api.assert_alive()
@@ -69,18 +76,24 @@ def _api(server: ServerProcess, ground: CommonGround, base: str) -> Iterator[Api
 
 
 @pytest.fixture
-def roomy(roomy_server: ServerProcess, ground: CommonGround) -> Iterator[Api]:
+def roomy(
+    request: pytest.FixtureRequest, roomy_server: ServerProcess, ground: CommonGround
+) -> Iterator[Api]:
     """A case on the server with much room."""
-    yield from _api(roomy_server, ground, "tiny")
+    yield from _api(request, roomy_server, ground, "tiny")
 
 
 @pytest.fixture
-def tight(tight_server: ServerProcess, ground: CommonGround) -> Iterator[Api]:
+def tight(
+    request: pytest.FixtureRequest, tight_server: ServerProcess, ground: CommonGround
+) -> Iterator[Api]:
     """A case on the server with little room."""
-    yield from _api(tight_server, ground, "org/tiny:v1")
+    yield from _api(request, tight_server, ground, "org/tiny:v1")
 
 
 @pytest.fixture
-def pinned(pinned_server: ServerProcess, ground: CommonGround) -> Iterator[Api]:
+def pinned(
+    request: pytest.FixtureRequest, pinned_server: ServerProcess, ground: CommonGround
+) -> Iterator[Api]:
     """A case on the server with room for two."""
-    yield from _api(pinned_server, ground, "tiny")
+    yield from _api(request, pinned_server, ground, "tiny")

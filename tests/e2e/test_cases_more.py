@@ -5,13 +5,14 @@ import threading
 import time
 from pathlib import Path
 
-from tests.fixtures.api import Api
+from tests.fixtures.api import Api, in_both_dialects
 from tests.fixtures.common_ground import CommonGround
 from tests.fixtures.many import small_adapters
 
 SLOTS_REPORTED_S = 1.0
 
 
+@in_both_dialects("tight")
 def test_promise_1_metrics_agree_with_the_list_at_each_step(
     tight: Api, ground: CommonGround
 ) -> None:
@@ -52,6 +53,7 @@ def _tiers_agree(api: Api) -> bool:
     return resident == {"slot": slots, "host": in_memory}
 
 
+@in_both_dialects("tight")
 def test_running_and_waiting_adapters_are_told_apart(tight: Api, ground: CommonGround) -> None:
     for name in "ABC":
         tight.must_load(name, ground.adapter(name))

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import COMMON_FLAGS
-from tests.fixtures.api import BAD_LOAD_S, Api
+from tests.e2e.conftest import COMMON_FLAGS, DIALECTS
+from tests.fixtures.api import BAD_LOAD_S, Api, in_both_dialects
 from tests.fixtures.bad_adapters import CONFIG, WEIGHTS, copy_of
 from tests.fixtures.common_ground import CommonGround
 from tests.fixtures.server_process import HOST, LIGHT, ServerProcess, free_port, lorry_command
@@ -40,6 +40,10 @@ GUARDED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/unload_lora_adapter", {"lora_name": "A"}),
     ("POST", "/load_lora_adapter_from_tensors", {"lora_name": "x"}),
     ("POST", "/generate", {"input_ids": [5], "lora_path": "A"}),
+    ("GET", "/v1/loads?include=lora", None),
+    ("GET", "/model_info", None),
+    ("GET", "/get_model_info", None),
+    ("GET", "/health_generate", None),
     ("POST", "/tokenize", {"prompt": "x"}),
     ("POST", "/detokenize", {"tokens": [5]}),
     ("GET", "/metrics", None),
@@ -107,10 +111,12 @@ def guarded_server(
 
 
 @pytest.fixture
-def guarded(guarded_server: ServerProcess, ground: CommonGround) -> Iterator[Api]:
+def guarded(
+    request: pytest.FixtureRequest, guarded_server: ServerProcess, ground: CommonGround
+) -> Iterator[Api]:
     """With the key."""
     with guarded_server.client() as client:
-        api = Api(client, ground, "tiny")
+        api = DIALECTS[getattr(request, "param", "vllm")](client, ground, "tiny")
         yield api
         api.assert_alive()
         api.unload_all()
@@ -123,6 +129,7 @@ def _assert_refused_in_time(api: Api, name: str, path: str) -> None:
     api.assert_refused(response, name)
 
 
+@in_both_dialects("guarded")
 def test_a_path_inside_the_allowed_folder_is_served(
     guarded: Api, ground: CommonGround, allowed: Path
 ) -> None:
@@ -131,6 +138,7 @@ def test_a_path_inside_the_allowed_folder_is_served(
     guarded.check("A", "A")
 
 
+@in_both_dialects("guarded")
 @pytest.mark.parametrize("way", ["absolute", "dots", "dots inside", "link", "link to a file"])
 def test_promise_9_no_file_outside_the_allowed_folder_is_opened(
     way: str, guarded: Api, ground: CommonGround, allowed: Path, tmp_path: Path
@@ -161,6 +169,7 @@ def test_promise_9_no_file_outside_the_allowed_folder_is_opened(
         assert nobody.value.errno == errno.ENXIO, "the server has it open"
 
 
+@in_both_dialects("guarded")
 def test_promise_9_a_name_that_is_a_path_writes_nothing_outside(
     guarded: Api, ground: CommonGround, allowed: Path
 ) -> None:
@@ -176,6 +185,7 @@ def test_promise_9_a_name_that_is_a_path_writes_nothing_outside(
         assert not Path("/tmp/evil").exists()
 
 
+@in_both_dialects("guarded")
 def test_promise_9_a_hub_name_is_refused_without_the_network(
     guarded: Api, catcher: Catcher
 ) -> None:

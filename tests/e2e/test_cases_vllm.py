@@ -1,12 +1,12 @@
-"""The cases from the field, in vLLM's dialect: right answers, names, updates, unloads, room."""
+"""The cases from the field in vLLM's dialect, and in SGLang's where it has the words: right
+answers, names, updates, unloads, room."""
 
 import random
-import statistics
 import threading
 import time
 from pathlib import Path
 
-from tests.fixtures.api import Api, Stream, at_once
+from tests.fixtures.api import Api, Stream, at_once, in_both_dialects
 from tests.fixtures.bad_adapters import copy_of, cut_in_half, rank_above_limit, replace_files
 from tests.fixtures.common_ground import CommonGround
 from tests.fixtures.server_process import ServerProcess
@@ -14,6 +14,7 @@ from tests.fixtures.server_process import ServerProcess
 MEBIBYTE = 1 << 20
 
 
+@in_both_dialects("roomy")
 def test_promise_12_parity_alone_and_mixed(roomy: Api, ground: CommonGround) -> None:
     names = {"tiny": "base", "a": "A", "b": "B"}
     roomy.must_load("a", ground.adapter("A"))
@@ -25,6 +26,7 @@ def test_promise_12_parity_alone_and_mixed(roomy: Api, ground: CommonGround) -> 
     roomy.check_all(mixed)
 
 
+@in_both_dialects("roomy")
 def test_promise_2_no_kv_crosses_adapters(roomy: Api, ground: CommonGround) -> None:
     roomy.must_load("A", ground.adapter("A"))
     roomy.must_load("B", ground.adapter("B"))
@@ -52,6 +54,7 @@ def _cached_tokens(body: dict[str, object]) -> int:
     return count
 
 
+@in_both_dialects("roomy")
 def test_promise_2_same_name_other_directory(roomy: Api, ground: CommonGround) -> None:
     for inplace in (False, True):
         roomy.must_load("x", ground.adapter("A"))
@@ -66,6 +69,7 @@ def test_promise_2_same_name_other_directory(roomy: Api, ground: CommonGround) -
         roomy.must_unload("x")
 
 
+@in_both_dialects("roomy")
 def test_promise_2_same_path_new_bytes(roomy: Api, ground: CommonGround, tmp_path: Path) -> None:
     folder = copy_of(ground.adapter("A"), tmp_path / "adapter")
     roomy.must_load("x", folder)
@@ -78,6 +82,7 @@ def test_promise_2_same_path_new_bytes(roomy: Api, ground: CommonGround, tmp_pat
         roomy.check("x", oracle, "S")
 
 
+@in_both_dialects("roomy")
 def test_promise_2_the_source_may_change_or_go_after_the_load(
     roomy: Api, ground: CommonGround, tmp_path: Path
 ) -> None:
@@ -144,6 +149,7 @@ def test_promise_4_a_second_load_needs_load_inplace(roomy: Api, ground: CommonGr
     roomy.check("x", "A")
 
 
+@in_both_dialects("tight")
 def test_promise_3_unload_is_true(tight: Api, ground: CommonGround) -> None:
     for name in "ABC":
         tight.must_load(name, ground.adapter(name))
@@ -153,9 +159,7 @@ def test_promise_3_unload_is_true(tight: Api, ground: CommonGround) -> None:
     tight.check_all([(name, name, "S") for name in "AC"] * 10, clients=4)
     _assert_gone(tight, "B")
     again = tight.unload("B")
-    assert again.status_code == 404
-    assert again.json()["error"]["type"] == "NotFoundError"
-    assert again.json()["error"]["message"] == "The lora adapter 'B' cannot be found."
+    tight.assert_not_loaded(again, "B")
     before = _places(tight)
     tight.must_load("B", ground.adapter("B"))
     tight.check("B", "B")
@@ -179,6 +183,7 @@ def _assert_gone(api: Api, name: str) -> None:
         assert name not in labels["running_lora_adapters"].split(",")
 
 
+@in_both_dialects("roomy")
 def test_churn_does_not_leak(roomy: Api, roomy_server: ServerProcess, ground: CommonGround) -> None:
     memory_bytes = 0
     load_s = []
@@ -194,10 +199,12 @@ def test_churn_does_not_leak(roomy: Api, roomy_server: ServerProcess, ground: Co
     assert roomy.listed() == {}
     growth = roomy_server.resident_bytes() - memory_bytes
     assert growth < max(memory_bytes // 10, 50 * MEBIBYTE), f"{growth / MEBIBYTE:.0f} MiB"
-    early, late = statistics.median(load_s[29:50]), statistics.median(load_s[-20:])
+    # The fastest of each: what accumulates slows every load, what else the machine does only some.
+    early, late = min(load_s[29:50]), min(load_s[-20:])
     assert late < 2 * early, f"a load took {early:.4f} s early and {late:.4f} s late"
 
 
+@in_both_dialects("tight")
 def test_more_adapters_than_room(tight: Api, ground: CommonGround) -> None:
     oracles = {"A": "A", "B": "B", "C": "C_q", "D": "D_r4", "E": "E", "F": "F"}
     for name, oracle in oracles.items():
@@ -213,6 +220,7 @@ def test_more_adapters_than_room(tight: Api, ground: CommonGround) -> None:
     tight.check_all([(name, oracle, "P") for name, oracle in oracles.items()])
 
 
+@in_both_dialects("pinned")
 def test_promise_6_everything_pinned(pinned: Api, ground: CommonGround) -> None:
     for name in "AB":
         pinned.must_load(name, ground.adapter(name))
@@ -226,8 +234,8 @@ def test_promise_6_everything_pinned(pinned: Api, ground: CommonGround) -> None:
 
     response = pinned.load("C", ground.adapter("C"))
     if granted == {"A", "B"}:
-        assert response.status_code == 409, response.text
-        assert "C" in response.json()["error"]["message"]
+        assert response.status_code in {400, 409}, response.text
+        assert "C" in pinned.message(response)
         assert pinned.listed().keys() == {"A", "B"}
         pinned.assert_unknown("C")
     else:
@@ -241,6 +249,7 @@ def test_promise_6_everything_pinned(pinned: Api, ground: CommonGround) -> None:
     assert pinned.listed().keys() == {"B", "C"}
 
 
+@in_both_dialects("pinned")
 def test_promise_6_a_pinned_adapter_stays_while_others_come_and_go(
     pinned: Api, ground: CommonGround
 ) -> None:
@@ -254,6 +263,7 @@ def test_promise_6_a_pinned_adapter_stays_while_others_come_and_go(
     pinned.check_all([(name, name, "P") for name in "ABCD"])
 
 
+@in_both_dialects("roomy")
 def test_promise_3_unload_under_a_running_stream(roomy: Api, ground: CommonGround) -> None:
     roomy.must_load("A", ground.adapter("A"))
     fifth = threading.Barrier(5)
@@ -295,6 +305,7 @@ def _assert_ended_clearly(api: Api, stream: Stream, oracle: str, tokens: int) ->
         assert len(stream.logprobs) == tokens
 
 
+@in_both_dialects("roomy")
 def test_promise_3_requests_during_a_drain_are_refused(roomy: Api, ground: CommonGround) -> None:
     roomy.must_load("A", ground.adapter("A"))
     roomy.must_load("B", ground.adapter("B"))
@@ -323,6 +334,7 @@ def test_promise_3_requests_during_a_drain_are_refused(roomy: Api, ground: Commo
     assert roomy.listed().keys() == {"B"}
 
 
+@in_both_dialects("roomy")
 def test_promise_5_a_stuck_drain_delays_nobody(roomy: Api, ground: CommonGround) -> None:
     roomy.must_load("A", ground.adapter("A"))
     roomy.must_load("B", ground.adapter("B"))
@@ -343,6 +355,7 @@ def test_promise_5_a_stuck_drain_delays_nobody(roomy: Api, ground: CommonGround)
     assert roomy.listed().keys() == {"C"}
 
 
+@in_both_dialects("roomy")
 def test_promise_7_a_client_that_leaves_frees_its_lease(roomy: Api, ground: CommonGround) -> None:
     roomy.must_load("A", ground.adapter("A"))
     for _ in range(4):
@@ -353,6 +366,7 @@ def test_promise_7_a_client_that_leaves_frees_its_lease(roomy: Api, ground: Comm
     assert time.monotonic() - began < 5, "the drain waited for clients that had left"
 
 
+@in_both_dialects("tight")
 def test_promise_11_no_hot_adapter_starves_a_cold_one(tight: Api, ground: CommonGround) -> None:
     for name in "ABC":
         tight.must_load(name, ground.adapter(name))
@@ -374,6 +388,7 @@ def test_promise_11_no_hot_adapter_starves_a_cold_one(tight: Api, ground: Common
     at_once([lambda: hot("A"), lambda: hot("A"), lambda: hot("B"), lambda: hot("B"), cold])
 
 
+@in_both_dialects("tight")
 def test_names_with_slash_and_colon_are_served(tight: Api, ground: CommonGround) -> None:
     for name in ("team/pirate", "a:b", "org/tiny:v1-a", "ünï-cödé"):
         response = tight.load(name, ground.adapter("A"))

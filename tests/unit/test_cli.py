@@ -163,9 +163,20 @@ def test_all_mistakes_in_the_settings_are_shown(capsys: pytest.CaptureFixture[st
             ],
         ),
         (["load", "a", "x=y"], ["load", "a", "x=y"]),
+        (
+            ["serve", "m", "--lora-paths", "a=x", "b=y", "--lora-modules", "c=z", "d=w"],
+            [
+                *("serve", "m", "--lora-paths", "a=x", "--lora-paths", "b=y"),
+                *("--lora-modules", "c=z", "--lora-modules", "d=w"),
+            ],
+        ),
+        (
+            ["serve", "--lora-paths", "/x", "b=y", "m"],
+            ["serve", "--lora-paths", "/x", "--lora-paths", "b=y", "m"],
+        ),
     ],
 )
-def test_adapters_may_be_listed_as_vllm_does(given: list[str], expected: list[str]) -> None:
+def test_adapters_may_be_listed_as_others_do(given: list[str], expected: list[str]) -> None:
     assert spread_lora_modules(given) == expected
 
 
@@ -234,3 +245,14 @@ def test_each_demo_adapter_is_below_one_megabyte_in_bfloat16() -> None:
 def test_the_demo_does_not_train_on_its_own_question() -> None:
     facts = (Path(__file__).parents[2] / "demo" / "facts.py").read_text()
     assert '("France"' not in facts
+
+
+def test_sglangs_flags_are_other_names_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    run(
+        *("serve", "m", "--max-loras-per-batch", "0", "--max-loaded-loras", "x"),
+        *("--lora-eviction-policy", "fifo", "--lora-paths", "{"),
+    )
+    said = capsys.readouterr().err
+    assert "4 mistakes" in said
+    for where in ("--max-loras:", "--max-cpu-loras:", "--eviction: must be lru", "--lora-paths:"):
+        assert where in said

@@ -122,6 +122,37 @@ def test_what_is_no_adapter_is_refused(module: str) -> None:
     assert mistakes({**GIVEN, "lora_modules": [module]})[0].startswith("--lora-modules: ")
 
 
+def test_sglangs_forms_are_a_path_a_pair_and_json(tmp_path: Path) -> None:
+    given = ["/models/x", "a=/x=y", '{"lora_name": "b", "lora_path": "/b", "pinned": true}']
+    assert load_settings({**GIVEN, "lora_paths": given}, {}).lora_paths == (
+        LoraModule("/models/x", "/models/x"),
+        LoraModule("a", "/x=y"),
+        LoraModule("b", "/b", True),
+    )
+    file = written(tmp_path, 'lora_paths = [{lora_name = "b", lora_path = "/b"}]\n')
+    assert load_settings(GIVEN, {}, file).lora_paths == (LoraModule("b", "/b", False),)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "=x", "a=", "{", '{"lora_name": "a"}', '{"name": "a", "path": "/x"}'),
+        '{"lora_name": "a", "lora_path": "/x", "pinned": "yes"}',
+    ],
+)
+def test_what_is_none_of_sglangs_forms_is_refused(path: str) -> None:
+    assert mistakes({**GIVEN, "lora_paths": [path]})[0].startswith("--lora-paths: ")
+
+
+def test_an_eviction_order_that_is_not_built_is_refused() -> None:
+    assert mistakes({**GIVEN, "eviction": "fifo"}) == ["--eviction: must be lru, not 'fifo'"]
+
+
+def test_adapters_of_both_lists_cannot_share_a_name() -> None:
+    found = mistakes({**GIVEN, "lora_modules": ["a=/x"], "lora_paths": ["a=/y"]})
+    assert found == ["--lora-paths: 'a' is already the name of the adapter from /x"]
+
+
 def test_two_adapters_cannot_share_a_name_nor_take_the_base_models() -> None:
     found = mistakes({**GIVEN, "lora_modules": ["a=/x", "a=/y", "smol=/z"]})
     assert found == [

@@ -19,6 +19,9 @@ REFUSED = 1
 UNREACHABLE = 3
 INTERRUPTED = 130
 
+LISTS = ("--lora-modules", "--lora-paths")
+"""Flags that may be followed by several values, as vLLM and SGLang write them."""
+
 EPILOG = (
     "Exit codes: 0 done; 1 refused or failed; 2 wrong use or settings; 3 no server reached; "
     "130 interrupted."
@@ -73,16 +76,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def spread_lora_modules(arguments: list[str]) -> list[str]:
-    """Take vLLM's way of writing too: `--lora-modules a=x b=y` becomes one flag for each."""
+    """Take vLLM's and SGLang's way of writing too: `--lora-modules a=x b=y` becomes one flag for
+    each. A path alone is not taken so: it may be the model."""
     spread: list[str] = []
-    following = False
+    flag = ""
     for argument in arguments:
-        if following and _is_module(argument) and spread[-1] != "--lora-modules":
-            spread.append("--lora-modules")
-        elif argument != "--lora-modules" and not _is_module(argument):
-            following = False
-        if argument == "--lora-modules":
-            following = True
+        if flag and _is_module(argument) and spread[-1] != flag:
+            spread.append(flag)
+        elif argument not in LISTS and not _is_module(argument) and spread[-1:] != [flag]:
+            flag = ""
+        if argument in LISTS:
+            flag = argument
         spread.append(argument)
     return spread
 

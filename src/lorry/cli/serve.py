@@ -81,9 +81,9 @@ def _parameter(spec: SettingSpec) -> inspect.Parameter:
     if spec.required:
         kind = Annotated[str | None, typer.Argument(help=spec.help, metavar=spec.metavar)]
     elif spec.repeatable:
-        kind = Annotated[list[str] | None, typer.Option(spec.flag, **about)]
+        kind = Annotated[list[str] | None, typer.Option(spec.flag, *spec.aliases, **about)]
     else:
-        kind = Annotated[str | None, typer.Option(spec.flag, **about)]
+        kind = Annotated[str | None, typer.Option(spec.flag, *spec.aliases, **about)]
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
     )

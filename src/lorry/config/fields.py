@@ -44,6 +44,8 @@ class SettingSpec:
     default_text: str
     repeatable: bool
     required: bool
+    aliases: tuple[str, ...]
+    """Further names of the flag: SGLang's."""
 
     @property
     def flag(self) -> str:
@@ -63,6 +65,7 @@ def _about(
     *,
     default_text: str = "",
     repeatable: bool = False,
+    aliases: tuple[str, ...] = (),
 ) -> Mapping[str, object]:
     """Metadata of a field of `Settings`, from which `specs` is made."""
     return {
@@ -71,6 +74,7 @@ def _about(
         "help": help,
         "default_text": default_text,
         "repeatable": repeatable,
+        "aliases": aliases,
     }
 
 
@@ -160,10 +164,24 @@ class Settings:
             repeatable=True,
         ),
     )
+    lora_paths: tuple[LoraModule, ...] = field(
+        default=(),
+        metadata=_about(
+            LoraModule.parse_sglang,
+            "PATH|NAME=PATH",
+            "The same in SGLang's way: a path alone is its own name; JSON has lora_name, lora_path "
+            "and pinned.",
+            default_text="none",
+            repeatable=True,
+        ),
+    )
     max_loras: int = field(
         default=8,
         metadata=_about(
-            whole(1, 1024), "N", "Slots: distinct adapters that one step can compute with."
+            whole(1, 1024),
+            "N",
+            "Slots: distinct adapters that one step can compute with.",
+            aliases=("--max-loras-per-batch",),
         ),
     )
     max_cpu_loras: int = field(
@@ -171,8 +189,10 @@ class Settings:
         metadata=_about(
             whole(1, 100_000),
             "N",
-            "Adapters held in host memory, those in slots included.",
+            "Adapters held in host memory, those in slots included; more may be loaded, and take "
+            "turns there.",
             default_text="`64`, or `--max-loras` if that is more",
+            aliases=("--max-loaded-loras",),
         ),
     )
     host_cache_bytes: int = field(
@@ -215,7 +235,10 @@ class Settings:
     eviction: Literal["lru"] = field(
         default="lru",
         metadata=_about(
-            choice("lru"), "lru", "Which idle adapter leaves first: the least recently used."
+            choice("lru"),
+            "lru",
+            "Which idle adapter leaves first: the least recently used.",
+            aliases=("--lora-eviction-policy",),
         ),
     )
     drain_timeout: float = field(
@@ -355,6 +378,7 @@ def specs() -> tuple[SettingSpec, ...]:
                 default_text=entry.metadata["default_text"] or f"`{entry.default}`",
                 repeatable=entry.metadata["repeatable"],
                 required=entry.default is dataclasses.MISSING,
+                aliases=entry.metadata["aliases"],
             )
         )
     return tuple(made)

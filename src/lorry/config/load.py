@@ -181,14 +181,17 @@ def _contradictions(settings: Settings, places: Mapping[str, str]) -> list[Mista
                 "is a database URL, so the disk cache needs a folder of its own: set --disk-cache",
             )
         )
-    return found + _clashing_names(settings, at("lora_modules"))
+    return found + _clashing_names(settings, at("lora_modules"), at("lora_paths"))
 
 
-def _clashing_names(settings: Settings, where: str) -> list[Mistake]:
+def _clashing_names(settings: Settings, modules: str, paths: str) -> list[Mistake]:
     """Names that two adapters, or an adapter and the base model, would share."""
     taken = dict.fromkeys(settings.model_names, "the base model")
     found = []
-    for module in settings.lora_modules:
+    for where, module in (
+        *((modules, module) for module in settings.lora_modules),
+        *((paths, module) for module in settings.lora_paths),
+    ):
         if module.name in taken:
             found.append(
                 Mistake(where, f"{module.name!r} is already the name of {taken[module.name]}")

@@ -14,7 +14,7 @@ def settings_page() -> str:
         "file given with `--config` (or `LORRY_CONFIG`), where `_` and `-` are the same. A flag",
         "wins over a variable, a variable over the file. Sizes are written like `8GiB` or `500MB`,",
         "times in seconds. A variable with several values separates them by commas or is a JSON",
-        "list.",
+        "list. A second flag in a row is SGLang's name of the first.",
     ]
     for panel in dict.fromkeys(spec.panel for spec in specs()):
         lines += [
@@ -31,7 +31,7 @@ def settings_page() -> str:
 def _row(spec: SettingSpec) -> str:
     several = ", repeatable" if spec.repeatable else ""
     cells = (
-        f"`{spec.flag}`",
+        ", ".join(f"`{flag}`" for flag in (spec.flag, *spec.aliases)),
         f"`{spec.variable}`",
         spec.metavar.replace("|", "\\|") + several,
         spec.default_text,

@@ -125,15 +125,13 @@ class LoraModule:
 
     name: str
     path: str
+    pinned: bool | None = None
+    """None: as it was, or not pinned."""
 
     @classmethod
     def parse(cls, value: object) -> "LoraModule":
         """From `name=path`, from a JSON object, or from a TOML table with the same keys."""
-        if isinstance(value, str) and value.lstrip().startswith("{"):
-            try:
-                value = json.loads(value)
-            except ValueError as error:
-                raise ValueError(f"{value!r} is not JSON: {error}") from None
+        value = _from_json(value)
         if isinstance(value, Mapping):
             return cls._from_mapping(value)
         name, equals, where = str(value).partition("=")
@@ -142,9 +140,46 @@ class LoraModule:
         return cls(plain_name(name), where)
 
     @classmethod
+    def parse_sglang(cls, value: object) -> "LoraModule":
+        """From SGLang's three forms: a path, which is then the name too; `name=path`; a JSON object
+        or TOML table."""
+        value = _from_json(value)
+        if isinstance(value, Mapping):
+            return cls._from_sglang(value)
+        name, equals, where = text(value).partition("=")
+        if not equals:
+            return cls(plain_name(name), name)
+        if not where:
+            raise ValueError(f"must be PATH or NAME=PATH, not {value!r}")
+        return cls(plain_name(name), where)
+
+    @classmethod
+    def _from_sglang(cls, value: Mapping[object, object]) -> "LoraModule":
+        pinned = value.get("pinned", False)
+        strange = set(value) - {"lora_name", "lora_path", "pinned"}
+        if strange or "lora_name" not in value or "lora_path" not in value:
+            raise ValueError(
+                "must have the keys lora_name and lora_path, and pinned if wanted, not "
+                f"{', '.join(map(str, value))}"
+            )
+        if not isinstance(pinned, bool):
+            raise ValueError(f"must have true or false as pinned, not {pinned!r}")
+        return cls(plain_name(value["lora_name"]), text(value["lora_path"]), pinned)
+
+    @classmethod
     def _from_mapping(cls, value: Mapping[object, object]) -> "LoraModule":
         """vLLM's form; it allows `base_model_name`, which says nothing here: there is one base."""
         strange = [str(key) for key in value if key not in ("name", "path", "base_model_name")]
         if strange or "name" not in value or "path" not in value:
             raise ValueError(f"must have the keys name and path, not {', '.join(map(str, value))}")
         return cls(plain_name(value["name"]), text(value["path"]))
+
+
+def _from_json(value: object) -> object:
+    """A text that is a JSON object, as that object."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"{value!r} is not JSON: {error}") from None
+    return value

@@ -46,6 +46,8 @@ class Piece:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it."""
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was reused; in the first piece."""
 
 
 class StopMatcher:
@@ -109,6 +111,7 @@ class Assembler:
             first=not self._begun,
             finish_reason=chunk.finish_reason,
             stop_reason=chunk.stop_token_id,
+            cached_tokens=chunk.cached_tokens,
         )
         self._begun = True
         if self._stream is not None:

@@ -20,7 +20,7 @@ from lorry.server import (
     operations,
     tokenization,
 )
-from lorry.server.dialects import djl, mistralrs, sagemaker, vllm
+from lorry.server.dialects import djl, mistralrs, sagemaker, sglang, sglang_generate, vllm
 from lorry.server.gate import Gate
 from lorry.server.service import Service
 from lorry.server.settings import ServerSettings
@@ -61,6 +61,16 @@ ROUTES: tuple[Route, ...] = (
     ("GET", "/v1/errors/{code}", catalogue.show_error),
 )
 
+DIALECTS = (
+    vllm.router,
+    mistralrs.router,
+    sagemaker.router,
+    djl.router,
+    sglang.admin_router,
+    sglang.state_router,
+    sglang_generate.router,
+)
+
 
 def build_app(
     supervisor: Supervisor,
@@ -85,8 +95,8 @@ def build_app(
     app.state.service = service
     for method, path, endpoint in ROUTES:
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
-    for dialect in (vllm, mistralrs, sagemaker, djl):
-        app.include_router(dialect.router)
+    for router in DIALECTS:
+        app.include_router(router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings, shutdown=service.shutdown)
     return app

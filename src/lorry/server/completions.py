@@ -16,7 +16,7 @@ from lorry.server.logprobs import completion_logprobs, prompt_logprobs
 from lorry.server.prompts import check_prompt, completion_prompts
 from lorry.server.sampling import sampling_params
 from lorry.server.schema import CompletionRequest
-from lorry.server.service import Service, service_of
+from lorry.server.service import Service, Target, service_of
 
 
 async def create_completion(
@@ -24,20 +24,50 @@ async def create_completion(
 ) -> Response:
     """Continue one or several prompts with the base model or an adapter."""
     _check(request)
-    target = service.target(request.model)
+    targets = _targets(service, request)
+    given = await completion_prompts(service, request)
+    targets = _one_each(request, targets, len(given))
     capabilities = service.supervisor.capabilities
     prompt_top = request.prompt_logprobs
     if request.echo and request.logprobs is not None:
         prompt_top = max(request.logprobs, prompt_top or 0)
     prompts = []
-    for prompt in await completion_prompts(service, request):
+    for prompt in given:
         room = check_prompt(prompt, request.max_tokens, capabilities, "prompt")
         params = sampling_params(
             service, request, max_tokens=room, logprobs=request.logprobs, prompt_logprobs=prompt_top
         )
         prompts.append((prompt, params))
-    job = make_job(service, request, target, prompts, prefix="cmpl", echo=bool(request.echo))
+    job = make_job(
+        service,
+        request,
+        targets[0],
+        prompts,
+        prefix="cmpl",
+        echo=bool(request.echo),
+        targets=targets,
+    )
     return await respond(service, http, job, _Shape(job, request), stream=bool(request.stream))
+
+
+def _targets(service: Service, request: CompletionRequest) -> list[Target]:
+    """What is asked for: one for all prompts, or as many as `lora_path` lists."""
+    paths = request.lora_path
+    listed = paths if isinstance(paths, list) else [paths]
+    return [service.target(request.model, path) for path in listed]
+
+
+def _one_each(request: CompletionRequest, targets: list[Target], prompts: int) -> list[Target]:
+    """A target per prompt. Raises `RequestInvalid` for a list of another length."""
+    if not isinstance(request.lora_path, list):
+        return targets * prompts
+    if len(targets) != prompts:
+        raise RequestInvalid(
+            f"lora_path lists {len(targets)} adapters for {prompts} prompts; give one for each, "
+            "null for the base.",
+            param="lora_path",
+        )
+    return targets
 
 
 def _check(request: CompletionRequest) -> None:

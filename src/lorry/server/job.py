@@ -62,10 +62,13 @@ def make_job(
     *,
     prefix: str,
     echo: bool = False,
+    targets: Sequence[Target] | None = None,
 ) -> Job:
-    """Every prompt `n` times. Raises `RequestInvalid` when that is too much for one request."""
+    """Every prompt `n` times, each for its own of `targets` if given. Raises `RequestInvalid` when
+    that is too much for one request."""
     check_count(service, len(prompts), request.n)
     n = request.n or 1
+    asked = targets or [target] * len(prompts)
     job_id = f"{prefix}-{uuid.uuid4().hex}"
     sequences = [
         SequenceRequest(
@@ -74,8 +77,8 @@ def make_job(
             prompt=prompt.ids,
             prompt_text=prompt.text,
             sampling=for_choice(params, choice),
-            name=target.name,
-            version=target.version,
+            name=asked[at].name,
+            version=asked[at].version,
             cache_salt=request.cache_salt or "",
             stops=tuple(request.stop),
             include_stop=request.include_stop_str_in_output,

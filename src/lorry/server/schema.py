@@ -27,30 +27,43 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": (),
+    "custom_logit_processor": (),
+    "custom_params": (),
     "documents": (),
+    "ebnf": (),
     "function_call": ("none", "auto"),
     "functions": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "image_data": (),
+    "input_embeds": (),
+    "json_schema": (),
     "length_penalty": (1.0,),
     "logit_processors": (),
-    "lora_path": (),
     "modalities": (["text"],),
     "mm_processor_kwargs": (),
     "prediction": (),
     "priority": (0,),
     "prompt_embeds": (),
     "reasoning_effort": (),
+    "regex": (),
     "response_format": ({"type": "text"},),
+    "return_entropy": (),
+    "return_hidden_states": (),
+    "session_params": (),
+    "stop_regex": (),
+    "structural_tag": (),
     "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (-1,),
+    "token_ids_logprob": (),
     "tool_choice": ("none", "auto"),
     "tools": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (),
+    "video_data": (),
     "web_search_options": (),
 }
 """Fields that are not built -> values, beside null, false and empty ones, that ask for nothing."""
@@ -170,6 +183,8 @@ class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
     prompt: Prompts
+    lora_path: str | list[str | None] | None = None
+    """SGLang's way to name the adapter while `model` names the base; one, or one per prompt."""
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     best_of: int | None = None
     echo: bool | None = None
@@ -204,6 +219,8 @@ class ChatFields(Body):
 class ChatRequest(SamplingFields, ChatFields):
     """POST /v1/chat/completions."""
 
+    lora_path: str | None = None
+    """SGLang's way to name the adapter while `model` names the base."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: StrictBool | None = None

@@ -3,7 +3,8 @@ up to."""
 
 import functools
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import anyio
 from fastapi import Request
@@ -46,21 +47,44 @@ class Service:
     rendering: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(4))
     """Threads for chat templates, apart from all others: these may never end."""
 
-    def target(self, model: str) -> Target:
-        """Find a model. Raises `AdapterNotFound` in the words that vLLM's clients look for."""
+    def target(self, model: str, lora_path: str | None = None) -> Target:
+        """Find a model by the first of three rules that fits: the base's name, and then `lora_path`
+        names the adapter if given; an adapter's own name; `base:adapter`, SGLang's form. Raises
+        `AdapterNotFound` in the words that vLLM's clients look for."""
         if model in self.settings.served_model_names:
-            return Target(model, None, None)
-        try:
-            name, version = self.supervisor.resolve(model)
-        except AdapterUnloading as error:
-            raise AdapterUnloading(error.message, param="model") from error
-        except AdapterNotFound as error:
-            raise AdapterNotFound(
-                f"The model `{model}` does not exist. The base model here is "
-                f"`{self.settings.base_name}`; GET /v1/models lists the adapters.",
-                param="model",
-            ) from error
-        return Target(model, name, version)
+            if lora_path is None:
+                return Target(model, None, None)
+            return replace(self.adapter_target(lora_path), model=model)
+        # Both may hold colons themselves, so no name is cut at its first one.
+        bases = (f"{base}:" for base in self.settings.served_model_names)
+        rests = (model.removeprefix(base) for base in bases if model.startswith(base))
+        return self._find(model, (model, *rests), "model")
+
+    def adapter_target(self, name: str) -> Target:
+        """The adapter that a field beside `model` names; the base has no name there, and is not
+        what an empty one means. Raises `AdapterNotFound`, `RequestInvalid`."""
+        if not name:
+            raise RequestInvalid(
+                "lora_path is empty; name an adapter, or send null for the base model.",
+                param="lora_path",
+            )
+        return self._find(name, (name,), "lora_path")
+
+    def _find(self, model: str, names: Sequence[str], param: str) -> Target:
+        """The adapter with the first of the names that there is."""
+        for name in names:
+            try:
+                found, version = self.supervisor.resolve(name)
+            except AdapterUnloading as error:
+                raise AdapterUnloading(error.message, param=param) from error
+            except AdapterNotFound:
+                continue
+            return Target(model, found, version)
+        raise AdapterNotFound(
+            f"The model `{model}` does not exist. The base model here is "
+            f"`{self.settings.base_name}`; GET /v1/models lists the adapters.",
+            param=param,
+        )
 
     def text(self, what: str) -> Tokenizer:
         """The tokenizer, for `what` needs it. Raises `RequestInvalid` when the model has none."""

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lorry.errors import LorryError
-from lorry.server.errors import as_lorry_error, error_body, error_response, to_json
+from lorry.server.errors import as_lorry_error, error_response
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,13 +64,20 @@ class EventStream(Response):
     """A response that `produce` writes."""
 
     def __init__(
-        self, produce: Callable[[Writer], Awaitable[None]], *, heartbeat_s: float, done: bool = True
+        self,
+        produce: Callable[[Writer], Awaitable[None]],
+        *,
+        heartbeat_s: float,
+        done: bool = True,
+        on_error: Callable[[LorryError], Response] = error_response,
     ) -> None:
-        """`done`: end with `[DONE]`, as OpenAI does."""
+        """`done`: end with `[DONE]`, as OpenAI does. `on_error` is the answer to an error; its body
+        is the last event when the stream has begun."""
         super().__init__(media_type="text/event-stream")
         self._produce = produce
         self._heartbeat_s = heartbeat_s
         self._done = DONE if done else b""
+        self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Produce until the end or until the client leaves."""
@@ -84,9 +91,9 @@ class EventStream(Response):
             except Exception as error:  # noqa: BLE001 - becomes the answer
                 problem = as_lorry_error(error, scope.get("lorry.request_id", "-"))
             if problem is not None and writer.give_up():
-                await error_response(problem)(scope, receive, send)
+                await self._on_error(problem)(scope, receive, send)
             else:
-                last = b"" if problem is None else event(to_json(error_body(problem)))
+                last = b"" if problem is None else event(bytes(self._on_error(problem).body))
                 await writer.write(last + self._done)
                 await writer.finish()
             group.cancel_scope.cancel()
