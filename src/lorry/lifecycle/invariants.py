@@ -165,7 +165,9 @@ def timers_have_a_purpose(world: World) -> Iterator[str]:
     if world.due_ms <= world.now_ms:
         yield f"a timer is due at {world.due_ms}, now is {world.now_ms}"
     waits = world.tickets or world.leases or world.asked or world.cold or world.loose
-    if not waits and not any(r.draining or r.pins for r in world.replicas.values()):
+    if not (waits or world.pinned) and not any(
+        r.draining or r.pins for r in world.replicas.values()
+    ):
         yield f"a timer is due at {world.due_ms} with nothing to wait for"
 
 

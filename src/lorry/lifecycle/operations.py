@@ -69,6 +69,8 @@ def restore(world: World, asked: Asked) -> None:
     adapter = world.adapters.get(asked.name)
     if adapter is None:
         return
+    left = asked.versions - {adapter.spec.version}
+    adapter.former = world.remembered(adapter.former | left)
     if adapter.closing:
         adapter.closing = False
         world.chill(adapter.spec.version)
@@ -378,10 +380,9 @@ def committed(world: World, asked: Asked) -> None:
 def _publish(world: World, asked: Asked, request: ev.LoadAsked) -> None:
     assert asked.spec is not None
     old = world.adapters.get(asked.name)
-    former = world.former_of(old) - {asked.spec.version} if old is not None else frozenset()
-    world.bind(
-        Adapter(asked.name, asked.spec, request.source, asked.pinned, former=frozenset(former))
-    )
+    before = old.former | {old.spec.version} if old is not None else frozenset()
+    former = world.remembered(before - {asked.spec.version})
+    world.bind(Adapter(asked.name, asked.spec, request.source, asked.pinned, former=former))
     world.refuse_mismatched(asked.name)
     now = short(asked.spec.version)
     if old is None:

@@ -23,7 +23,8 @@ class Adapter:
     closing: bool = False
     """An unload is under way: no new requests."""
     former: frozenset[VersionId] = frozenset()
-    """Versions that the name stood for before and that may still be in an engine."""
+    """Versions that the name stood for before, or that a failed load brought for it, and that may
+    still be in an engine."""
 
 
 @dataclass(slots=True)

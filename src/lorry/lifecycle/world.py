@@ -177,9 +177,8 @@ class World:
         """Let a version come back unasked: at once when it is pinned, else when it has room."""
         self.cold.setdefault(version, self.now_ms)
 
-    def former_of(self, adapter: Adapter) -> frozenset[VersionId]:
-        """What the name stands for and stood for, as far as anything is remembered of it."""
-        versions = adapter.former | {adapter.spec.version}
+    def remembered(self, versions: frozenset[VersionId]) -> frozenset[VersionId]:
+        """Those of them that may still be somewhere."""
         return frozenset(version for version in versions if self.residencies_of(version))
 
     # Residency

@@ -199,6 +199,19 @@ def test_promise_3_an_old_version_that_the_engine_will_not_give_up_fails_the_unl
     assert "a" in rig.world.adapters
 
 
+def test_promise_3_an_unload_waits_for_what_a_failed_load_of_its_name_left_behind() -> None:
+    rig = Rig(places=3)
+    rig.register("a", 1)
+    _, commands = rig.ask_load("a")
+    load = only(cm.Load, rig.answer(only(cm.Fetch, commands), digit=2))
+    error = EngineTimeout("no answer")
+    left = only(cm.Unload, rig.tell(ev.LoadFailed(load.operation, error, unsure=True)))
+    operation, commands = rig.ask_unload("a")
+    rig.answer(only(cm.Unload, commands))
+    assert "a" in rig.world.adapters
+    assert went_well(rig.answer_all(rig.answer(left)), operation)
+
+
 def test_promise_5_a_stuck_drain_delays_neither_a_load_nor_another_unload() -> None:
     """One lock over all of this is what the field report on SGLang was about."""
     rig = Rig(places=3)
