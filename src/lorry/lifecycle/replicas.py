@@ -61,7 +61,8 @@ def engine_seen(world: World, event: ev.EngineSeen) -> None:
         replica.up = True
         world.note("engine_up", f"{replica.id} holds {len(event.residents)} versions")
     world.avoid_engine_ids(event.residents)
-    if replica.revision <= event.as_of:
+    forget_strangers(replica, event.residents)
+    if replica.revision <= event.as_of:  # else some may be ids that it has given up since
         meet_strangers(world, replica, event.residents)
     for residency in tuple(replica.holding.values()):
         gone = residency.engine_id not in event.residents
@@ -70,12 +71,16 @@ def engine_seen(world: World, event: ev.EngineSeen) -> None:
             vanish(world, replica, residency)
 
 
-def meet_strangers(world: World, replica: Replica, residents: frozenset[EngineId]) -> None:
-    """Have the engine give up what nobody asked it to hold, left from an earlier life."""
-    known = {r.engine_id for r in replica.holding.values()}
+def forget_strangers(replica: Replica, residents: frozenset[EngineId]) -> None:
+    """Those that would not go and have gone all the same: their ids cannot come again."""
     for stranger in sorted(replica.strangers.keys() - residents):
         if replica.strangers[stranger] is None:
             del replica.strangers[stranger]
+
+
+def meet_strangers(world: World, replica: Replica, residents: frozenset[EngineId]) -> None:
+    """Have the engine give up what nobody asked it to hold, left from an earlier life."""
+    known = {r.engine_id for r in replica.holding.values()}
     for stranger in sorted(residents - known):
         if replica.strangers.get(stranger) is None:
             operation = world.open(Opened("stranger", stranger=(replica.id, stranger)))
