@@ -4,6 +4,7 @@ nobody may use."""
 import errno
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -83,6 +84,12 @@ def allowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("allowed")
 
 
+@pytest.fixture
+def inside(allowed: Path) -> Path:
+    """A folder in it for one test alone: the server outlives the test."""
+    return Path(tempfile.mkdtemp(dir=allowed))
+
+
 @pytest.fixture(scope="module")
 def catcher() -> Iterator[Catcher]:
     """Stands where a proxy would be."""
@@ -131,9 +138,9 @@ def _assert_refused_in_time(api: Api, name: str, path: str) -> None:
 
 @in_both_dialects("guarded")
 def test_a_path_inside_the_allowed_folder_is_served(
-    guarded: Api, ground: CommonGround, allowed: Path
+    guarded: Api, ground: CommonGround, inside: Path
 ) -> None:
-    folder = copy_of(ground.adapter("A"), allowed / "good")
+    folder = copy_of(ground.adapter("A"), inside / "good")
     guarded.must_load("A", folder)
     guarded.check("A", "A")
 
@@ -141,14 +148,14 @@ def test_a_path_inside_the_allowed_folder_is_served(
 @in_both_dialects("guarded")
 @pytest.mark.parametrize("way", ["absolute", "dots", "dots inside", "link", "link to a file"])
 def test_promise_9_no_file_outside_the_allowed_folder_is_opened(
-    way: str, guarded: Api, ground: CommonGround, allowed: Path, tmp_path: Path
+    way: str, guarded: Api, ground: CommonGround, allowed: Path, inside: Path, tmp_path: Path
 ) -> None:
     outside = copy_of(ground.adapter("A"), tmp_path / "outside")
     canaries = [outside / CONFIG, outside / WEIGHTS]
     for canary in canaries:
         canary.unlink()
         os.mkfifo(canary)  # whoever opens it to read it waits, and can be seen waiting
-    case = allowed / way.replace(" ", "-")
+    case = inside / way.replace(" ", "-")
     if way == "link":
         case.symlink_to(outside)
     elif way == "link to a file":
@@ -171,9 +178,9 @@ def test_promise_9_no_file_outside_the_allowed_folder_is_opened(
 
 @in_both_dialects("guarded")
 def test_promise_9_a_name_that_is_a_path_writes_nothing_outside(
-    guarded: Api, ground: CommonGround, allowed: Path
+    guarded: Api, ground: CommonGround, allowed: Path, inside: Path
 ) -> None:
-    folder = copy_of(ground.adapter("A"), allowed / "named")
+    folder = copy_of(ground.adapter("A"), inside / "named")
     for name in ("../../evil", "/tmp/evil", "..", "a/../../b"):
         response = guarded.load(name, folder)
         if response.status_code == 200:  # a name is only a name: no file is called after it

