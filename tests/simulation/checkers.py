@@ -432,7 +432,7 @@ class NoHindrance(Checker):
             return
         for arrived, _ in seen.waiting.values():
             version = seen.names[arrived.name][0] if arrived.name is not None else None
-            under_way = version in seen.failed or version in held or version in seen.fetching()
+            under_way = seen.has_failed(version) or version in held or version in seen.fetching()
             if version is not None and not under_way:
                 self.fail(f"'{arrived.name}' waits, {replica} holds only {held}")
 

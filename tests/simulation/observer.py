@@ -69,8 +69,9 @@ class Observer:
         """Names that are being unloaded, and since when."""
         self._fetch_of: dict[OperationId, OperationId] = {}
         """The fetch that each of them waits for."""
-        self.failed: set[VersionId] = set()
-        """Versions whose fetch, load or engine has failed since they were loaded last."""
+        self._failures: set[tuple[VersionId, ReplicaId | None]] = set()
+        """Versions whose load has failed on a replica since it was loaded there last, or (None)
+        whose fetch has since the last one."""
 
     # Events
 
@@ -111,7 +112,7 @@ class Observer:
         self.up.discard(replica)
         for key in [key for key in self.copies if key[0] == replica]:
             if self.copies[key].phase == "loading":
-                self.failed.add(self.copies[key].version)
+                self._failures.add((self.copies[key].version, replica))
             self._gone(key)
         self.strangers = {key for key in self.strangers if key[0] != replica}
         for operation, command in tuple(self.open.items()):
@@ -156,16 +157,16 @@ class Observer:
     def _reported(self, event: ev.Event, command: cm.Command) -> None:
         match event, command:
             case ev.Loaded(), cm.Load(version=version):
-                self.failed.discard(version)
+                self._failures -= {(version, command.replica), (version, None)}
                 self.copies[command.replica, command.engine_id].phase = "resident"
             case ev.LoadFailed(unsure=True), cm.Load(version=version):
-                self.failed.add(version)
+                self._failures.add((version, command.replica))
                 self.copies[command.replica, command.engine_id].phase = "unsure"
             case ev.LoadFailed(), cm.Load(version=version):
-                self.failed.add(version)
+                self._failures.add((version, command.replica))
                 self._gone((command.replica, command.engine_id))
             case ev.FetchFailed(), cm.Fetch(expected=expected) if expected is not None:
-                self.failed.add(expected)
+                self._failures.add((expected, None))
             case ev.Fetched(spec=spec), cm.Fetch(expected=None):
                 self.calls[self.head(command.name)].brings.add(spec.version)
                 self.brought.setdefault(command.name, set()).add(spec.version)
@@ -259,6 +260,10 @@ class Observer:
 
     def _commits(self) -> list[cm.Commit]:
         return [c for c in self.open.values() if isinstance(c, cm.Commit)]
+
+    def has_failed(self, version: VersionId | None) -> bool:
+        """Whether it may be in a back-off somewhere."""
+        return any(failed == version for failed, _ in self._failures)
 
     def fetching(self) -> set[VersionId | None]:
         """Versions whose snapshots are being brought back."""

@@ -29,7 +29,7 @@ def refusal_objection(
             other = arrived.version is not None and arrived.version != version
             return None if not registered or other else "the name is registered"
         case errors.AdapterUnavailable():
-            return None if version in seen.failed else "the version has not failed"
+            return None if seen.has_failed(version) else "the version has not failed"
         case errors.EngineUnreachable():
             return None if not seen.up else "an engine is up"
         case errors.AllPinned():

@@ -103,6 +103,7 @@ class Simulation:
             event = happening()
             if event is not None:
                 self.feed(event)
+        self.now_ms = max(self.now_ms, end_ms)
 
     def feed(self, event: ev.Event) -> None:
         """One event through the core, judged before and after."""
