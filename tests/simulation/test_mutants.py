@@ -6,6 +6,9 @@ from tests.simulation.mutants import MUTANTS, Plant
 from tests.simulation.smoke import SMOKE_SEEDS
 from tests.simulation.world import Violation, run
 
+pytestmark = pytest.mark.timeout(180)
+"""A bug that is found late takes most of the smoke seeds."""
+
 
 @pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:

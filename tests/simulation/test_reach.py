@@ -2,10 +2,15 @@
 
 import typing
 
+import pytest
+
 from lorry import errors
 from lorry.lifecycle import events as ev
 from lorry.lifecycle.states import TRANSITIONS
 from tests.simulation.smoke import CHUNK, SMOKE_SEEDS, Reached, smoke
+
+pytestmark = pytest.mark.timeout(180)
+"""The first test of the file may run all smoke seeds."""
 
 CORE_ERRORS = {
     errors.AdapterConflict, errors.AdapterNotFound, errors.AdapterUnavailable,
