@@ -19,6 +19,7 @@ from lorry.errors import (
     AdapterUnloading,
     AllPinned,
     EngineRejected,
+    EngineTimeout,
     EngineUnreachable,
     LorryError,
     RequestAborted,
@@ -159,6 +160,17 @@ async def test_promise_4_an_unload_that_the_engine_refuses_keeps_the_adapter(fol
         assert await w.generate("a") == right
         await w.unload("a")
         assert await w.listed() == {}
+
+
+async def test_promise_4_an_unload_that_times_out_is_settled_by_asking_again(folder: Path) -> None:
+    async with world(folder) as w:
+        await w.load("a", 1)
+        w.engine.inject("remove_lora", Fault(error=EngineTimeout("no answer"), after_effect=True))
+        with pytest.raises(EngineTimeout):
+            await w.unload("a")
+        assert [view.name for view in w.supervisor.adapters()] == ["a"]
+        right = await w.generate("a")
+        assert right and list(await w.listed()) == ["a"]
 
 
 async def test_promise_2_a_replaced_name_answers_with_the_new_version_only(folder: Path) -> None:

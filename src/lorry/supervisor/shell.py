@@ -249,8 +249,10 @@ class Shell:
         try:
             with anyio.fail_after(self.settings.command_timeout_s):
                 existed = await engine.remove_lora(command.engine_id)
-        except TimeoutError as problem:
-            self.feed(ev.UnloadFailed(command.operation, _timeout("unload", problem)))
+        except (TimeoutError, EngineTimeout) as problem:
+            # Nobody knows whether it is still there, so it must not serve until the engine says.
+            error = _timeout("unload", problem)
+            self.feed(ev.UnloadFailed(command.operation, error, unsure=True))
         except Exception as problem:  # noqa: BLE001 - whatever it was, the unload is answered
             self.feed(ev.UnloadFailed(command.operation, _engine_error("unload", problem)))
         else:
