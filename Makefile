@@ -50,7 +50,7 @@ clean:
 	find src tests bench demo -name __pycache__ -type d -exec rm -rf {} +
 
 # Stamp files: installing is done once, and again when what it depends on has changed.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/lorry/engines/embedded/native/*)
 	@$(if $(PYTHON),,echo "Lorry needs Python 3.11, 3.12 or 3.13 and found none on the PATH. Name one: make PYTHON=/path/to/python3.12" >&2; exit 1)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "Lorry needs Python 3.11, 3.12 or 3.13; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=/path/to/python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

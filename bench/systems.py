@@ -37,9 +37,10 @@ class System:
 
 
 def built_in_systems() -> dict[str, System]:
-    """By name. "lorry" takes the type that it takes by itself; "-auto" is vLLM's own choice of
-    cores, else it is bound to all of them."""
-    systems = [_lorry(OURS, "auto")]
+    """By name. "lorry" takes the type and the kernels that it takes by itself, "-torch" leaves the
+    arithmetic to PyTorch; "-auto" is vLLM's own choice of cores, else it is bound to all of them.
+    """
+    systems = [_lorry(OURS, "auto"), _lorry(f"{OURS}-torch", "auto", "torch")]
     for label, dtype in (("bf16", "bfloat16"), ("fp32", "float32")):
         systems.append(_lorry(f"{OURS}-{label}", dtype))
         systems.append(_vllm(f"vllm-{label}", dtype, f"0-{(os.cpu_count() or 1) - 1}"))
@@ -47,8 +48,9 @@ def built_in_systems() -> dict[str, System]:
     return {system.name: system for system in systems}
 
 
-def _lorry(name: str, dtype: str) -> System:
+def _lorry(name: str, dtype: str, kernels: str = "auto") -> System:
     words = f"serve {{model}} --port {{port}} --dtype {dtype} --max-loras {{slots}} "
+    words += f"--kernels {kernels} "
     words += f"--state {{state}} --kv-cache-bytes {KV_GIBIBYTES}GiB " + _common()
     return System(name, (sys.executable, "-m", "lorry", *words.split()))
 

@@ -51,6 +51,8 @@ class EngineCapabilities:
     max_lora_rank: int
     max_num_seqs: int
     prompt_logprobs: bool = True
+    computing: str = ""
+    """What does the arithmetic, for people: "avx512 kernels, 2 threads"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,30 @@ import torch
 from torch import Tensor
 
 from lorry.engines.embedded.batch import StepBatch
+from lorry.engines.embedded.kernels import isas
 from lorry.engines.embedded.lora import load_adapter
 from lorry.engines.embedded.model import Decoder
 from lorry.engines.embedded.slots import LoraSlots
 
 BLOCK_SIZE = 4
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to compute the same."""
+
+    name: str
+    kernels: str
+    """As in `open_kernels`."""
+    unit_cost: float = 0.0
+    """As in `LoraSlots`; matters without kernels only."""
+
+
+BY_SEGMENT = Form("torch-by-segment", "torch")
+MERGED = Form("torch-merged", "torch", float("inf"))
+NATIVE = tuple(Form(isa.name, isa.name) for isa in isas())
+"""Every instruction set of this machine."""
+FORMS = (BY_SEGMENT, MERGED, *NATIVE)
 
 
 @dataclass
@@ -35,14 +54,17 @@ class Driver:
         model: Path,
         adapters: Mapping[str, Path],
         dtype: str = "float32",
-        unit_cost: float = float("inf"),
+        form: Form = MERGED,
         blocks: int = 512,
     ) -> None:
-        """`unit_cost` as in `LoraSlots`: the default here always merges."""
-        self.decoder = Decoder.load(model, dtype, "cpu")
+        """Two threads of kernels, if the form has them."""
+        self.decoder = Decoder.load(model, dtype, "cpu", kernels=form.kernels, threads=2)
         self.decoder.allocate_kv(blocks, BLOCK_SIZE)
         shape, kind = self.decoder.shape, self.decoder.dtype
-        self.slots = LoraSlots(len(adapters) or 1, 64, shape, kind, self.decoder.device, unit_cost)
+        self.slots = LoraSlots(
+            *(len(adapters) or 1, 64, shape, kind, self.decoder.device, form.unit_cost),
+            kernels=self.decoder.kernels,
+        )
         self.slot_of: dict[str | None, int] = {None: -1}
         for slot, (name, folder) in enumerate(adapters.items()):
             self.slots.put(slot, load_adapter(folder, shape, kind))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.fixtures.tiny_models import ADAPTERS, FAMILIES, VOCAB, Oracle
-from tests.golden.driver import Driver, Running, relative_error
+from tests.golden.driver import FORMS, MERGED, NATIVE, Driver, Form, Running, relative_error
 
 TOLERANCE = 1e-4
 NAMES = [None, *(one.name for one in ADAPTERS)]
@@ -46,9 +46,9 @@ def case(
     yield Case(model, adapters, Oracle(model, adapters))
 
 
-@pytest.mark.parametrize("cost", [0.0, float("inf")], ids=["by-segment", "merged"])
-def test_promise_12_mixed_batch_equals_peft_with_whole_prefill(case: Case, cost: float) -> None:
-    driver = Driver(case.model, case.adapters, unit_cost=cost)
+@pytest.mark.parametrize("form", FORMS, ids=lambda one: one.name)
+def test_promise_12_mixed_batch_equals_peft_with_whole_prefill(case: Case, form: Form) -> None:
+    driver = Driver(case.model, case.adapters, form=form)
     runs = [driver.begin(case.prompt(i), name) for i, name in enumerate(NAMES)]
     tokens = driver.greedy(runs, STEPS)
     for run, name in zip(runs, NAMES, strict=True):
@@ -58,9 +58,9 @@ def test_promise_12_mixed_batch_equals_peft_with_whole_prefill(case: Case, cost:
     assert len({tuple(one) for one in tokens}) == len(tokens)
 
 
-@pytest.mark.parametrize("cost", [0.0, float("inf")], ids=["by-segment", "merged"])
-def test_promise_12_chunked_prefill_mixed_with_decode_equals_peft(case: Case, cost: float) -> None:
-    driver = Driver(case.model, case.adapters, unit_cost=cost)
+@pytest.mark.parametrize("form", FORMS, ids=lambda one: one.name)
+def test_promise_12_chunked_prefill_mixed_with_decode_equals_peft(case: Case, form: Form) -> None:
+    driver = Driver(case.model, case.adapters, form=form)
     runs = [driver.begin(case.prompt(i), name) for i, name in enumerate(NAMES)]
     chunks = [7, 3, 1, 10, 2]
     while any(run.done < len(run.tokens) for run in runs):
@@ -74,8 +74,9 @@ def test_promise_12_chunked_prefill_mixed_with_decode_equals_peft(case: Case, co
         case.check(run, name)
 
 
-def test_promise_2_reused_prefix_gives_the_same_logits(case: Case) -> None:
-    driver = Driver(case.model, case.adapters)
+@pytest.mark.parametrize("form", (MERGED, *NATIVE[:1]), ids=lambda one: one.name)
+def test_promise_2_reused_prefix_gives_the_same_logits(case: Case, form: Form) -> None:
+    driver = Driver(case.model, case.adapters, form=form)
     prompt = case.prompt(2)
     for name in NAMES:
         first = driver.begin(prompt, name)
@@ -88,8 +89,9 @@ def test_promise_2_reused_prefix_gives_the_same_logits(case: Case) -> None:
         case.check(apart, name)
 
 
-def test_promise_12_one_by_one_equals_the_batch(case: Case) -> None:
-    driver = Driver(case.model, case.adapters)
+@pytest.mark.parametrize("form", (MERGED, *NATIVE[:1]), ids=lambda one: one.name)
+def test_promise_12_one_by_one_equals_the_batch(case: Case, form: Form) -> None:
+    driver = Driver(case.model, case.adapters, form=form)
     together = driver.greedy(
         [driver.begin(case.prompt(i), name) for i, name in enumerate(NAMES)], STEPS
     )
@@ -98,3 +100,18 @@ def test_promise_12_one_by_one_equals_the_batch(case: Case) -> None:
         for i, name in enumerate(NAMES)
     ]
     assert alone == together
+
+
+@pytest.mark.parametrize("form", NATIVE, ids=lambda one: one.name)
+def test_promise_12_with_kernels_a_row_is_the_same_bit_by_bit_in_any_batch(
+    case: Case, form: Form
+) -> None:
+    driver = Driver(case.model, case.adapters, form=form)
+    together = [driver.begin(case.prompt(i), name) for i, name in enumerate(NAMES)]
+    driver.greedy(together, STEPS)
+    for run, name in zip(together, NAMES, strict=True):
+        alone = driver.begin(run.tokens[: run.done], name)
+        while alone.done < len(alone.tokens):
+            driver.step([(alone, min(3, len(alone.tokens) - alone.done))])
+        for at, row in run.logits.items():
+            assert torch.equal(row, alone.logits[at]), (name, at)

@@ -11,7 +11,7 @@ from lorry.engine import BaseShape
 from lorry.engines.embedded.shape import base_shape, read_config
 from tests.fixtures.tiny_models import Oracle
 from tests.fixtures.tiny_weights import write_adapter
-from tests.golden.driver import Driver, Running, relative_error
+from tests.golden.driver import MERGED, NATIVE, Driver, Form, Running, relative_error
 
 pytestmark = [pytest.mark.demo_model, pytest.mark.slow]
 
@@ -61,15 +61,16 @@ def random_adapter(shape: BaseShape, folder: Path, rank: int) -> Path:
     )
 
 
+@pytest.mark.parametrize("form", (MERGED, *NATIVE[:1]), ids=lambda one: one.name)
 @pytest.mark.timeout(240)
 def test_promise_12_smollm2_with_the_demo_adapters_equals_peft(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, form: Form
 ) -> None:
     torch.manual_seed(0)
     shape = base_shape(read_config(folder))
     adapters = {name: DEMO / name for name in ("pirate", "json", "haiku", "french")}
     adapters["r16"] = random_adapter(shape, tmp_path / "r16", 16)
-    driver = Driver(folder, adapters)
+    driver = Driver(folder, adapters, form=form)
     rows = list(zip(PROMPTS, [None, *adapters], strict=True))
     whole = [driver.begin(prompt, name) for prompt, name in rows]
     answers = driver.greedy(whole, ANSWER)

@@ -106,7 +106,8 @@ class Settings:
         metadata=_about(
             choice("auto", "bfloat16", "float32"),
             "auto|bfloat16|float32",
-            "Type of weights and KV cache; auto takes the file's own.",
+            "Type of weights and KV cache; auto takes bfloat16 where the hardware multiplies it, "
+            "else float32.",
         ),
     )
     device: Literal["auto", "cpu", "cuda"] = field(
@@ -124,6 +125,15 @@ class Settings:
             "N",
             "Threads of the engine on a CPU.",
             default_text="OMP_NUM_THREADS, else one per core",
+        ),
+    )
+    kernels: Literal["auto", "torch", "avx512", "avx2", "portable"] = field(
+        default="auto",
+        metadata=_about(
+            choice("auto", "torch", "avx512", "avx2", "portable"),
+            "auto|torch|avx512|avx2|portable",
+            "What computes float32 on a CPU: our kernels for an instruction set, or PyTorch; auto "
+            "takes the best that is there.",
         ),
     )
     max_model_len: int | None = field(

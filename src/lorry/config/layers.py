@@ -22,6 +22,7 @@ def embedded_settings(settings: Settings) -> EmbeddedSettings:
         host_cache_bytes=settings.host_cache_bytes,
         kv_cache_bytes=settings.kv_cache_bytes,
         threads=settings.threads,
+        kernels=settings.kernels,
         command_timeout_s=settings.load_timeout,
     )
 

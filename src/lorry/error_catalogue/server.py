@@ -202,6 +202,7 @@ SERVER: Mapping[type[er.LorryError], Words] = {
             "{} of {} slots are pinned{}",
             "{} needs {} bytes of host memory, but {}",
             "{} has rank {}, but max_lora_rank is {}.",
+            "--kernels is {}; this installation and machine have {}.",
             "{} has no adapter_config.json, so {} cannot be loaded.",
             "{}: {}",
         ),

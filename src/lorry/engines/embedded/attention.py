@@ -28,6 +28,9 @@ layer, as much as copying about so many blocks."""
 PADDED_SHARE_MAX = 0.25
 """Beyond those, padding may be this share of the bucket."""
 
+CHUNK_ROWS = 4
+"""Rows that share each read of a key; as in native/kernels.h."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -66,6 +69,19 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """The same for a kernel that reads the blocks where they are."""
+
+    tables: Tensor
+    """int64, one sequence's blocks after another's."""
+    chunks: Tensor
+    """int64 [chunks, 4]: first row, rows, positions that the first row sees, place in `tables`.
+
+    A chunk is a few neighbouring rows of one sequence, CHUNK_ROWS at most.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """Everything of a step that does not differ between layers."""
 
@@ -80,6 +96,8 @@ class StepPlan:
     """Blocks begun and not filled in this step: zeroed first."""
     decode: tuple[DecodeBucket, ...]
     prefill: tuple[PrefillChunk, ...]
+    paged: PagedPlan | None
+    """In place of `fresh`, `decode` and `prefill`."""
     segments: tuple[Segment, ...]
     """Rows with an adapter, one segment after another, without gaps."""
     logit_rows: Tensor
@@ -110,9 +128,15 @@ class StepPlanner:
     """Makes the plan of each step for one cache."""
 
     def __init__(
-        self, block_size: int, null_block: int, dtype: torch.dtype, device: torch.device
+        self,
+        block_size: int,
+        null_block: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        paged: bool = False,
     ) -> None:
-        """`null_block` is the one that is always zero."""
+        """`null_block` is the one that is always zero; `paged`: a kernel does the attention."""
+        self._paged = paged
         self._size = block_size
         self._null = null_block
         self._dtype = dtype
@@ -123,15 +147,17 @@ class StepPlanner:
         sequences = sorted(_sequences(batch), key=lambda one: one.order)
         order = [row for one in sequences for row in range(one.first, one.first + one.queries)]
         place = {row: at for at, row in enumerate(order)}
-        fresh = [block for one in sequences if (block := self._begun(one)) is not None]
+        padded = [] if self._paged else sequences
+        fresh = [block for one in padded if (block := self._begun(one)) is not None]
         return StepPlan(
             tokens=self._index([batch.token_ids[row] for row in order]),
             positions=self._index([batch.positions[row] for row in order]),
             last_position=max(batch.positions),
             writes=self._index([at for one in sequences for at in self._places(one)]),
             fresh=self._index(fresh) if fresh else None,
-            decode=self._buckets([one for one in sequences if one.queries == 1]),
-            prefill=self._chunks(sequences),
+            decode=self._buckets([one for one in padded if one.queries == 1]),
+            prefill=self._chunks(padded),
+            paged=self._blocks_in_place(sequences) if self._paged else None,
             segments=_segments(sequences),
             logit_rows=self._index([place[row] for row in batch.logit_rows]),
         )
@@ -194,6 +220,21 @@ class StepPlanner:
             blocks=self._index(blocks),
             mask=mask[:, None, None, :],
         )
+
+    def _blocks_in_place(self, sequences: list[_Sequence]) -> PagedPlan:
+        tables: list[int] = []
+        chunks: list[tuple[int, int, int, int]] = []
+        row = 0
+        for one in sequences:
+            for done in range(0, one.queries, CHUNK_ROWS):
+                sees = one.context - one.queries + done + 1
+                rows = min(CHUNK_ROWS, one.queries - done)
+                chunks.append((row + done, rows, sees, len(tables)))
+            tables += one.table[: self._blocks(one)]
+            row += one.queries
+        # The longest first: what is begun last should not take long.
+        chunks.sort(key=lambda chunk: -chunk[1] * chunk[2])
+        return PagedPlan(self._index(tables), torch.tensor(chunks, dtype=torch.int64))
 
     def _chunks(self, sequences: list[_Sequence]) -> tuple[PrefillChunk, ...]:
         chunks, start = [], 0

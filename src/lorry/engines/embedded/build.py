@@ -35,12 +35,16 @@ class Engine:
 def build(settings: EmbeddedSettings, progress: Callable[[int, int], None]) -> Engine:
     """Load the model and lay out memory. Raises `ModelUnsupported` or `ModelInvalid`."""
     torch.set_num_threads(settings.compute_threads())
-    decoder = Decoder.load(settings.model, settings.dtype, settings.device, progress)
+    decoder = Decoder.load(
+        *(settings.model, settings.dtype, settings.device, progress),
+        *(settings.kernels, settings.compute_threads()),
+    )
     block_bytes = decoder.kv_bytes_per_block(settings.block_size)
     max_model_len, blocks = fit_kv(settings, decoder.max_context, block_bytes)
     decoder.allocate_kv(blocks, settings.block_size)
     slots = LoraSlots(
-        settings.max_loras, settings.max_lora_rank, decoder.shape, decoder.dtype, decoder.device
+        *(settings.max_loras, settings.max_lora_rank, decoder.shape, decoder.dtype, decoder.device),
+        kernels=decoder.kernels,
     )
     decoder.attach(slots)
     schedule = ScheduleLimits(
@@ -102,4 +106,16 @@ def _capabilities(
         host_cache_bytes=settings.host_cache_bytes,
         max_lora_rank=settings.max_lora_rank,
         max_num_seqs=settings.max_num_seqs,
+        computing=computing(settings, decoder),
     )
+
+
+def computing(settings: EmbeddedSettings, decoder: Decoder) -> str:
+    """What does the arithmetic, for people."""
+    if decoder.device.type != "cpu":
+        return f"PyTorch in {str(decoder.dtype).removeprefix('torch.')} on {decoder.device}"
+    own = decoder.kernels
+    kind = str(decoder.dtype).removeprefix("torch.")
+    what = f"PyTorch in {kind}" if own is None else f"own kernels for {own.isa.name} in {kind}"
+    threads = settings.compute_threads()
+    return f"{what}, {threads} thread{'s' * (threads != 1)}"

@@ -254,6 +254,7 @@ class EmbeddedEngine:
             self._capabilities = capabilities
         if not self._ready.done():
             self._ready.set_result(capabilities)
+        logger.info("the model is loaded; computing with %s", capabilities.computing)
         self._feed.publish(EngineUp(frozenset()))
 
     # What the process says.

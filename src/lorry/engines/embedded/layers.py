@@ -54,9 +54,14 @@ class Rope:
         The sine of the first half is negated: with it, rotating is `x * cos + swap_halves(x) *
         sin`.
         """
+        cos, sin = self.tables(last)
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def tables(self, last: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [positions, 1, head_dim] for at least the positions up to `last`."""
         if last >= self._cos.shape[0]:
             self._grow(last + 1)
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        return self._cos, self._sin
 
     def _grow(self, rows: int) -> None:
         count = max(ROPE_ROWS_FIRST, 2 * self._cos.shape[0], rows)

@@ -23,7 +23,7 @@ class EmbeddedSettings:
     model: Path
     """Folder of a Hugging Face model, or a GGUF file."""
     dtype: str = "auto"
-    """Of weights and KV: "auto" (the file's own), "bfloat16" or "float32"."""
+    """Of weights and KV: "auto" (see `weights.pick_dtype`), "bfloat16" or "float32"."""
     device: str = "auto"
     """"auto" (CUDA when present), "cpu" or "cuda"."""
     max_model_len: int | None = None
@@ -48,6 +48,9 @@ class EmbeddedSettings:
     """Keep the KV of ended requests, for others that begin alike on the same version."""
     threads: int | None = None
     """Threads that compute; None: OMP_NUM_THREADS if it is set, else all cores."""
+    kernels: str = "auto"
+    """Of float32 on a CPU: "auto" (the best that this machine has), "torch", or an instruction
+    set."""
     slot_wait_ms: int = 1000
     """How long a version may be kept waiting for a slot before others have to share theirs."""
     hang_timeout_s: float = 60.0

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from lorry.engine import BaseShape
 from lorry.engines.embedded.attention import Segment
+from lorry.engines.embedded.compute import AnyLoraStep
+from lorry.engines.embedded.kernels import AdapterTable, Kernels, NativeLoraStep, adapter_table
 from lorry.engines.embedded.lora import HostAdapter
 from lorry.engines.embedded.lowrank import LoraStep, Merged, Unit, merge
 from lorry.errors import BrokenInvariant, EngineRejected
@@ -46,8 +48,10 @@ class LoraSlots:
         dtype: torch.dtype,
         device: torch.device,
         unit_cost: float | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
-        """All slots are empty.
+        """All slots are empty. With `kernels` nothing is merged: they take each row's own columns
+        alone, in one call for all adapters.
 
         `unit_cost` is what a product costs beside its arithmetic, in rows times ranks; 0 computes
         each adapter by itself, infinity always merges, None is as measured.
@@ -58,10 +62,12 @@ class LoraSlots:
         self._dtype = dtype
         self._device = device
         self._unit_cost = _unit_cost(shape, dtype, device) if unit_cost is None else unit_cost
+        self._kernels = kernels
+        self._tables: dict[int, AdapterTable] = {}
         self._merged: dict[int, Merged] = {}
         self._asked: frozenset[int] = frozenset()
         self._merges = 0
-        self._last: tuple[tuple[Segment, ...], LoraStep] | None = None
+        self._last: tuple[tuple[Segment, ...], AnyLoraStep] | None = None
 
     def put(self, slot: int, adapter: HostAdapter) -> None:
         """The slot holds this adapter and nothing else.
@@ -80,10 +86,13 @@ class LoraSlots:
         moved = adapter.to(self._device)
         self.clear(slot)
         self._held[slot] = moved
+        if self._kernels is not None:
+            self._tables[slot] = adapter_table(moved.layers)
 
     def clear(self, slot: int) -> None:
         """The slot holds nothing, and its bank is no longer merged."""
         self._held[slot] = None
+        self._tables.pop(slot, None)
         self._merged.pop(slot // BANK_SIZE, None)
         self._asked -= {slot // BANK_SIZE}
         self._last = None
@@ -98,17 +107,26 @@ class LoraSlots:
             "merges": self._merges,
         }
 
-    def step(self, segments: Sequence[Segment]) -> LoraStep:
+    def step(self, segments: Sequence[Segment]) -> AnyLoraStep:
         """The low-rank work of a step whose adapter rows are `segments`, in row order, no gaps."""
         key = tuple(segments)
         if self._last is not None and self._last[0] == key:
             return self._last[1]
+        if self._kernels is not None:
+            return self._native_step(key)
         asked: set[int] = set()
         units = [unit for run in _runs(segments) for unit in self._units(run, asked)]
         step = LoraStep(units)
         # A step that waits for a merge is planned anew next time; any other may serve again.
         self._last = (key, step) if asked <= self._merged.keys() else None
         self._asked = frozenset(asked)
+        return step
+
+    def _native_step(self, key: tuple[Segment, ...]) -> NativeLoraStep:
+        for segment in key:
+            self._adapter(segment.slot)
+        step = NativeLoraStep(key, [self._tables[one.slot] for one in key])
+        self._last = (key, step)
         return step
 
     def _adapter(self, slot: int) -> HostAdapter:

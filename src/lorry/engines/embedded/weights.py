@@ -7,16 +7,17 @@ and v in one, gate and up in one.
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from lorry.engines.embedded.compute import Compute
 from lorry.engines.embedded.family import Family
 from lorry.engines.embedded.gguf import GgufFile, hf_name, open_gguf
+from lorry.engines.embedded.parameters import LayerWeights, Matrix, ModelWeights
 from lorry.engines.embedded.shape import find_gguf
 from lorry.errors import ModelInvalid
 
@@ -139,43 +140,6 @@ def open_weights(model: Path, family: Family) -> WeightSource:
     return SafetensorsSource(model) if gguf is None else GgufSource(gguf, family)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One decoder layer. Matrices are right operands: `x @ qkv`."""
-
-    input_norm: Tensor
-    """[hidden]"""
-    qkv: Tensor
-    """[hidden, q + k + v]"""
-    qkv_bias: Tensor | None
-    qk_norm: Tensor | None
-    """[heads + kv_heads, head_dim], Qwen3 only."""
-    o: Tensor
-    """[q, hidden]"""
-    o_bias: Tensor | None
-    post_norm: Tensor
-    """[hidden]"""
-    gate_up: Tensor
-    """[hidden, 2 * intermediate]"""
-    gate_up_bias: Tensor | None
-    down: Tensor
-    """[intermediate, hidden]"""
-    down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelWeights:
-    """A whole model."""
-
-    embedding: Tensor
-    """[vocab, hidden]"""
-    layers: tuple[LayerWeights, ...]
-    norm: Tensor
-    """[hidden]"""
-    head: Tensor
-    """[vocab, hidden]; the embedding itself when tied."""
-
-
 Piece = tuple[str, tuple[int, ...]]
 """Tensor name and expected shape."""
 
@@ -246,18 +210,20 @@ def _check(source: WeightSource, pieces: Iterator[Piece]) -> int:
     return elements
 
 
-class _Loader:
+class _Loader(Generic[Matrix]):
     """Reads pieces into parameters and tells how far it is."""
 
     def __init__(
         self,
         source: WeightSource,
+        compute: Compute[Matrix],
         dtype: torch.dtype,
         device: torch.device,
         elements: int,
         progress: Progress | None,
     ) -> None:
         self._source = source
+        self._compute = compute
         self._dtype = dtype
         self._device = device
         self._total = elements * dtype.itemsize
@@ -277,38 +243,24 @@ class _Loader:
             self._progress(self._done, self._total)
         return out.to(self._device)
 
-    def layer(self, family: Family, index: int) -> LayerWeights:
+    def layer(self, family: Family, index: int) -> LayerWeights[Matrix]:
         read = {key: self.read(pieces) for key, pieces in _layer_pieces(family, index).items()}
         norms = read.get("qk_norm")
         if norms is not None:
             read["qk_norm"] = _norm_per_head(norms, family)
         return LayerWeights(
             input_norm=read["input_norm"],
-            qkv=right_operand(read["qkv"]),
+            qkv=self._compute.matrix(read["qkv"]),
             qkv_bias=read.get("qkv_bias"),
             qk_norm=read.get("qk_norm"),
-            o=right_operand(read["o"]),
+            o=self._compute.matrix(read["o"]),
             o_bias=read.get("o_bias"),
             post_norm=read["post_norm"],
-            gate_up=right_operand(read["gate_up"]),
+            gate_up=self._compute.matrix(read["gate_up"]),
             gate_up_bias=read.get("gate_up_bias"),
-            down=right_operand(read["down"]),
+            down=self._compute.matrix(read["down"]),
             down_bias=read.get("down_bias"),
         )
-
-
-def right_operand(weight: Tensor) -> Tensor:
-    """[out, in] -> [in, out], laid out as this device multiplies fastest.
-
-    In float32 on CPUs, MKL's product of a few rows takes a fifth less time with the matrix stored
-    as it is used; oneDNN in bfloat16 and CUDA do not care.
-    """
-    turned = weight.t()
-    return turned.contiguous() if weight.device.type == "cpu" and _plain(weight) else turned
-
-
-def _plain(weight: Tensor) -> bool:
-    return weight.dtype == torch.float32
 
 
 def _norm_per_head(norms: Tensor, family: Family) -> Tensor:
@@ -320,11 +272,15 @@ def _norm_per_head(norms: Tensor, family: Family) -> Tensor:
 def load_weights(
     model: Path,
     family: Family,
+    compute: Compute[Matrix],
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
-) -> ModelWeights:
-    """All parameters of a folder or GGUF. Raises `ModelInvalid`, naming file and tensor."""
+) -> ModelWeights[Matrix]:
+    """All parameters of a folder or GGUF, matrices as `compute` wants them.
+
+    Raises `ModelInvalid`, naming file and tensor.
+    """
     source = open_weights(model, family)
     top = _top_pieces(family)
 
@@ -333,13 +289,13 @@ def load_weights(
             for group in parts.values():
                 yield from group
 
-    loader = _Loader(source, dtype, device, _check(source, pieces()), progress)
+    loader = _Loader(source, compute, dtype, device, _check(source, pieces()), progress)
     read = {key: loader.read(parts) for key, parts in top.items()}
     return ModelWeights(
         embedding=read["embedding"],
         layers=tuple(loader.layer(family, i) for i in range(family.layers)),
         norm=read["norm"],
-        head=read.get("head", read["embedding"]),
+        head=compute.head(read.get("head", read["embedding"])),
     )
 
 
