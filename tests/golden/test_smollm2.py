@@ -61,27 +61,33 @@ def random_adapter(shape: BaseShape, folder: Path, rank: int) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The demo's and one of rank 16."""
+    torch.manual_seed(0)
+    shape = base_shape(read_config(folder))
+    demo = {name: DEMO / name for name in ("pirate", "json", "haiku", "french")}
+    return {**demo, "r16": random_adapter(shape, tmp_path_factory.mktemp("smollm2") / "r16", 16)}
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path, adapters: dict[str, Path]) -> Oracle:
+    """transformers + PEFT, which take a while to read the file."""
+    config = GgufConfig(dequantize=True)
+    return Oracle(folder, adapters, gguf_file=FILE, quantization_config=config)
+
+
 @pytest.mark.parametrize("form", (MERGED, *NATIVE[:1]), ids=lambda one: one.name)
 @pytest.mark.timeout(240)
 def test_promise_12_smollm2_with_the_demo_adapters_equals_peft(
-    folder: Path, tmp_path: Path, form: Form
+    folder: Path, adapters: dict[str, Path], oracle: Oracle, form: Form
 ) -> None:
-    torch.manual_seed(0)
-    shape = base_shape(read_config(folder))
-    adapters = {name: DEMO / name for name in ("pirate", "json", "haiku", "french")}
-    adapters["r16"] = random_adapter(shape, tmp_path / "r16", 16)
     driver = Driver(folder, adapters, form=form)
     rows = list(zip(PROMPTS, [None, *adapters], strict=True))
     whole = [driver.begin(prompt, name) for prompt, name in rows]
     answers = driver.greedy(whole, ANSWER)
     assert answers[0][0] == PARIS
 
-    oracle = Oracle(
-        folder,
-        adapters,
-        gguf_file=FILE,
-        quantization_config=GgufConfig(dequantize=True),
-    )
     expected = [
         oracle.logits(run.tokens[: run.done], name)
         for run, (_, name) in zip(whole, rows, strict=True)
