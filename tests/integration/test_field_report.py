@@ -12,13 +12,15 @@ import pytest
 
 from lorry.engines.fake_script import FakeSettings, Fault
 from lorry.errors import EngineRejected
-from lorry.lifecycle.settings import FleetLimits
+from lorry.lifecycle.records import Phase
 from tests.fixtures.http_server import Exchange, HttpServer, http_server
+from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.anyio
 
 STICKS = Fault(error=EngineRejected("It sticks."))
 ALWAYS = 1000
+ROOM = str(Phase.ROOM)
 
 
 @pytest.fixture
@@ -107,12 +109,20 @@ async def agreed(server: HttpServer) -> tuple[list[str], list[str]]:
     return await listed(server), sorted(ids[engine_id] for engine_id in held)
 
 
+def draining(server: HttpServer) -> bool:
+    """Whether a busy victim is being drained: nobody's patience lasts for ever."""
+    return any(
+        one.state == "draining"
+        for view in server.service.supervisor.adapters()
+        for one in view.residency
+    )
+
+
 @asynccontextmanager
 async def full_server(tmp_path: Path, way: Way) -> AsyncIterator[HttpServer]:
     """Room for two, taken by a (the older) and b."""
-    fake = FakeSettings(max_loras=2, max_cpu_loras=2, token_delay_s=0.005)
-    limits = FleetLimits(ticket_wait_ms=1000, operation_ms=400, patience_ms=50)
-    async with http_server(tmp_path, fake=fake, limits=limits) as server:
+    fake = FakeSettings(max_loras=2, max_cpu_loras=2, token_delay_s=0.02)
+    async with http_server(tmp_path, fake=fake) as server:
         for seed, name in enumerate("ab", 1):
             assert (await way.load(server, name, seed)).done
         yield server
@@ -121,7 +131,7 @@ async def full_server(tmp_path: Path, way: Way) -> AsyncIterator[HttpServer]:
 @asynccontextmanager
 async def busy(server: HttpServer, *names: str) -> AsyncIterator[list[Exchange]]:
     """A long stream on each; all hang up at the end."""
-    long: dict[str, Any] = {"prompt": [5], "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    long: dict[str, Any] = {"prompt": [5], "max_tokens": 2000, "ignore_eos": True, "stream": True}
     streams = [server.stream("/v1/completions", model=name, **long) for name in names]
     async with anyio.create_task_group() as group:
         for stream in streams:
@@ -164,8 +174,7 @@ async def test_a_load_waits_for_the_first_victim_to_fall_idle(tmp_path: Path, wa
 
         async with anyio.create_task_group() as group:
             group.start_soon(load)
-            while not any(one.kind == "load" for one in server.service.supervisor.operations()[2:]):
-                await anyio.sleep(0.005)
+            await until(lambda: server.phases()[-1] == ROOM)
             assert await agreed(server) == (["a", "b"], ["a", "b"])
             other.hang_up()
         assert told[0].done, told[0].text
@@ -177,7 +186,7 @@ async def test_promise_4_all_leased_past_the_deadline_leaves_nothing_half_in(
     tmp_path: Path, way: Way
 ) -> None:
     async with full_server(tmp_path, way) as server, busy(server, "a", "b") as streams:
-        told = await way.load(server, "c", 3)
+        told = await server.overdue(lambda: way.load(server, "c", 3), lambda: draining(server))
         assert not told.done
         assert "'c'" in told.text
         assert await agreed(server) == (["a", "b"], ["a", "b"])
@@ -209,7 +218,9 @@ async def test_promise_4_when_no_victim_can_be_unloaded_the_load_fails_alone(
 ) -> None:
     async with full_server(tmp_path, way) as server:
         server.engine.inject("remove_lora", STICKS, ALWAYS)
-        told = await way.load(server, "c", 3)
+        told = await server.overdue(
+            lambda: way.load(server, "c", 3), lambda: server.asked("remove_lora") == 2
+        )
         assert not told.done
         assert "'c'" in told.text
         assert await agreed(server) == (["a", "b"], ["a", "b"])
@@ -233,7 +244,8 @@ async def test_promise_6_a_pinned_adapter_is_no_victim(tmp_path: Path, way: Way)
             assert (await way.load(server, name, seed)).done
         assert await agreed(server) == (["a", "b", "c", "d"], ["a", "d"])
         async with busy(server, "d"):
-            assert not (await way.load(server, "e", 5)).done
+            told = await server.overdue(lambda: way.load(server, "e", 5), lambda: draining(server))
+            assert not told.done
             assert await agreed(server) == (["a", "b", "c", "d"], ["a", "d"])
 
 
