@@ -1,5 +1,5 @@
-"""The situation of the second field report, in all three dialects: a load for which another adapter
-must leave. What is listed, what the engine holds and what the caller is told agree after each."""
+"""The situation of the second field report, in every dialect: a load for which another adapter must
+leave. What is listed, what the engine holds and what the caller is told agree after each."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -88,8 +88,30 @@ class Sglang:
         return Told(told["success"], told["error_message"] or "")
 
 
-Way = Native | Vllm | Sglang
-ways = pytest.mark.parametrize("way", [Native(), Vllm(), Sglang()], ids=lambda w: type(w).__name__)
+class SageMaker:
+    """/adapters, whose answers are words."""
+
+    async def load(self, server: HttpServer, name: str, seed: int, pinned: bool = False) -> Told:
+        """Register it."""
+        body = {"name": name, "src": server.adapter(seed), "pin": pinned}
+        answer = await server.client.post("/adapters", json=body)
+        return Told(answer.status_code == 200, answer.text)
+
+    async def unload(self, server: HttpServer, name: str) -> Told:
+        """Unregister it."""
+        answer = await server.client.delete(f"/adapters/{name}")
+        return Told(answer.status_code == 200, answer.text)
+
+
+Way = Native | Vllm | Sglang | SageMaker
+
+
+def in_ways(*ways: Way) -> pytest.MarkDecorator:
+    """Run a test once for each."""
+    return pytest.mark.parametrize("way", ways, ids=lambda way: type(way).__name__)
+
+
+ways = in_ways(Native(), Vllm(), Sglang(), SageMaker())
 
 
 async def listed(server: HttpServer) -> list[str]:
@@ -247,6 +269,41 @@ async def test_promise_6_a_pinned_adapter_is_no_victim(tmp_path: Path, way: Way)
             told = await server.overdue(lambda: way.load(server, "e", 5), lambda: draining(server))
             assert not told.done
             assert await agreed(server) == (["a", "b", "c", "d"], ["a", "d"])
+
+
+@in_ways(Native(), Sglang(), SageMaker())
+async def test_promise_6_a_pin_too_many_is_refused_before_anything_happens(
+    tmp_path: Path, way: Way
+) -> None:
+    async with full_server(tmp_path, way) as server:
+        assert (await way.unload(server, "a")).done
+        assert (await way.load(server, "a", 1, pinned=True)).done
+        told = await server.undisturbed(lambda: way.load(server, "c", 3, pinned=True))
+        assert not told.done
+        assert "'c'" in told.text
+        assert "pin" in told.text
+        assert await agreed(server) == (["a", "b"], ["a", "b"])
+        assert (await server.complete(model="c")).status_code == 404
+        assert (await way.unload(server, "a")).done
+        assert (await way.load(server, "c", 3, pinned=True)).done
+        assert await agreed(server) == (["b", "c"], ["b", "c"])
+
+
+@ways
+async def test_promise_6_with_pins_and_leases_on_all_the_load_alone_fails(
+    tmp_path: Path, way: Way
+) -> None:
+    async with full_server(tmp_path, way) as server, busy(server, "b") as (stream,):
+        await server.client.patch("/v1/adapters/a", json={"pinned": True})
+        told = await server.overdue(lambda: way.load(server, "c", 3), lambda: draining(server))
+        assert not told.done
+        assert "'c'" in told.text
+        assert await agreed(server) == (["a", "b"], ["a", "b"])
+        assert not stream.ended
+        stream.hang_up()
+        await server.idle()
+        assert (await way.load(server, "c", 3)).done
+        assert await agreed(server) == (["a", "b", "c"], ["a", "c"])
 
 
 @ways
