@@ -76,6 +76,7 @@ def test_running_and_waiting_adapters_are_told_apart(tight: Api, ground: CommonG
     assert ("waiting", "A") not in seen
 
 
+@in_both_dialects("roomy")
 def test_cold_adapters_answer_soon_in_and_out_of_room(
     roomy: Api, ground: CommonGround, tmp_path: Path
 ) -> None:
