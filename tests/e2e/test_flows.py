@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from openai import NotFoundError, OpenAI
 
 from tests.e2e.conftest import DIALECTS, start
-from tests.fixtures.api import Api, at_once
+from tests.fixtures.api import Api, at_once, tokenizer
 from tests.fixtures.bad_adapters import BAD, CONFIG, copy_of
-from tests.fixtures.common_ground import CommonGround
+from tests.fixtures.common_ground import PROMPTS, SHORT_STEPS, CommonGround
 from tests.fixtures.many import small_adapters
 from tests.fixtures.server_process import ServerProcess
 
@@ -106,6 +108,38 @@ def test_the_list_of_models_shows_where_each_comes_from(api: Api, ground: Common
     assert shown() == {"second": (b, BASE), "third": (c, BASE)}
     assert api.client.get("/v1/models/third").json()["root"] == c
     assert api.client.get(f"/v1/models/{GIVEN}").status_code == 404
+
+
+def test_the_official_client_finds_adapters_by_each_dialects_name(
+    api: Api, dialect: str, servers: Callable[[str], ServerProcess], ground: CommonGround
+) -> None:
+    api.must_load("b", ground.adapter("B"))
+    prompt: Any = list(PROMPTS["S"])
+    ways: dict[str, list[tuple[str, dict[str, str | None]]]] = {
+        "vllm": [("b", {})],
+        "sglang": [(f"{BASE}:b", {"lora_path": GIVEN}), (BASE, {"lora_path": "b"})],
+    }
+    plain: list[tuple[str, dict[str, str | None]]] = [(BASE, {}), (BASE, {"lora_path": None})]
+    url = f"{servers(dialect).url}/v1"
+    with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=30) as client:
+
+        def text(model: str, more: dict[str, str | None]) -> str:
+            chunks = client.completions.create(
+                model=model,
+                prompt=prompt,
+                max_tokens=SHORT_STEPS,
+                temperature=0,
+                extra_body=more,
+                stream=True,
+            )
+            return "".join(choice.text for chunk in chunks for choice in chunk.choices)
+
+        for oracle, asked in (("B", ways[dialect]), ("base", plain)):
+            right = tokenizer(ground.model).decode(list(ground.answer(oracle, "S").tokens))
+            assert {text(*one) for one in asked} == {right}
+        for unknown in ("nobody", f"{BASE}:nobody"):
+            with pytest.raises(NotFoundError, match="nobody"):
+                text(unknown, {})
 
 
 def test_a_name_is_loaded_refused_unloaded_and_loaded_again(
