@@ -273,7 +273,8 @@ def test_ten_adapters_at_once_share_room_for_two(
         for prompt in "PSS":
             api.check(name, oracle, prompt)
 
-    at_once([partial(load_and_ask, name, *adapter) for name, adapter in adapters.items()])
+    calls = [partial(load_and_ask, name, *adapter) for name, adapter in adapters.items()]
+    at_once(calls)
     roots = {name: str(path) for name, (path, _) in adapters.items()}
     assert api.listed() == {GIVEN: str(ground.adapter("A"))} | roots
     held = {api.native()[name]["version"] for name in _in_memory(api)}

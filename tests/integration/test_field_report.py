@@ -307,6 +307,58 @@ async def test_promise_6_with_pins_and_leases_on_all_the_load_alone_fails(
 
 
 @ways
+async def test_promise_4_a_load_that_fails_after_its_victim_left_leaves_nothing_of_itself(
+    tmp_path: Path, way: Way
+) -> None:
+    async with full_server(tmp_path, way) as server:
+        server.engine.inject("add_lora", Fault(error=EngineRejected("It is full of holes.")))
+        told = await way.load(server, "c", 3)
+        assert not told.done
+        assert "It is full of holes." in told.text
+        assert await agreed(server) == (["a", "b"], ["b"])
+        assert (await server.complete(model="c")).status_code == 404
+        assert (await server.complete(model="a")).status_code == 200
+        assert await agreed(server) == (["a", "b"], ["a", "b"])
+        assert (await way.load(server, "c", 3)).done
+
+
+@in_ways(Native(), Sglang(), SageMaker())
+async def test_promise_4_a_pin_that_the_engine_refuses_takes_its_load_back(
+    tmp_path: Path, way: Way
+) -> None:
+    async with full_server(tmp_path, way) as server:
+        server.engine.inject("pin_lora", STICKS)
+        told = await way.load(server, "c", 3, pinned=True)
+        assert not told.done
+        assert "It sticks." in told.text
+        assert await listed(server) == ["a", "b"]
+        assert (await server.complete(model="c")).status_code == 404
+        residents = server.service.supervisor.residents
+        await until(lambda: all(resident.names for resident in residents()))
+        assert await agreed(server) == (["a", "b"], ["b"])
+        assert (await way.load(server, "c", 3, pinned=True)).done
+        assert "c" in (await agreed(server))[1]
+
+
+@ways
+async def test_two_loads_for_one_idle_victim_both_end_and_agree(tmp_path: Path, way: Way) -> None:
+    async with full_server(tmp_path, way) as server, busy(server, "a") as (stream,):
+        told: dict[str, Told] = {}
+
+        async def load(name: str, seed: int) -> None:
+            told[name] = await way.load(server, name, seed)
+
+        async with anyio.create_task_group() as group:
+            for seed, name in enumerate("cde", 3):
+                group.start_soon(load, name, seed)
+        assert all(one.done for one in told.values()), told
+        names, held = await agreed(server)
+        assert names == ["a", "b", "c", "d", "e"]
+        assert "a" in held
+        assert not stream.ended
+
+
+@ways
 async def test_a_false_from_the_engine_is_a_success(tmp_path: Path, way: Way) -> None:
     async with full_server(tmp_path, way) as server:
         server.engine.inject("remove_lora", Fault(answer_false=True), 2)
