@@ -15,6 +15,8 @@ from tests.fixtures.server_process import ServerProcess
 
 MEBIBYTE = 1 << 20
 GONE_S = 2.0
+SLOW_DISK_TIMEOUT_S = 600
+"""For hundreds of loads."""
 
 
 @in_both_dialects("roomy")
@@ -214,6 +216,7 @@ def _assert_gone(api: Api, name: str) -> None:
 
 
 @in_both_dialects("roomy")
+@pytest.mark.timeout(SLOW_DISK_TIMEOUT_S)
 def test_churn_does_not_leak(roomy: Api, roomy_server: ServerProcess, ground: CommonGround) -> None:
     memory_bytes = 0
     load_s = []
