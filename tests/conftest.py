@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", ANY_MACHINE)
+settings.load_profile("any machine")
 
 E2E_TIMEOUT_S = 180
 """A test that starts the first server also waits for the common ground to be built."""

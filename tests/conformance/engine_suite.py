@@ -26,11 +26,14 @@ from lorry.ids import EngineId, VersionId
 LIMIT_S = 30
 """No single step of a test may take longer; generous, because the machine may be busy."""
 
-MAX_LORAS, MAX_CPU_LORAS, MAX_MODEL_LEN = 2, 4, 512
+MAX_LORAS, MAX_CPU_LORAS, MAX_MODEL_LEN = 2, 4, 2048
 """Every rig is built with these limits."""
 
 SHORT = tuple(range(5, 13))
 LONG = tuple(4 + (i * 37) % 500 for i in range(100))
+
+ENDLESS = 2000
+"""Tokens of an answer that must not end by itself."""
 
 _numbers = count(1)
 
@@ -312,7 +315,7 @@ class EngineSuite:
             await collect(engine, ask(replace(lora, version=rig.lora(2).version)))
 
     async def test_a_request_id_in_use_is_refused(self, engine: Engine) -> None:
-        request = ask(max_tokens=400)
+        request = ask(max_tokens=ENDLESS)
         async with closing(await begin(engine, request)):
             with pytest.raises(EngineRejected):
                 await collect(engine, request)
@@ -330,7 +333,7 @@ class EngineSuite:
         assert len(answer.chunks[0].prompt_logprobs) == len(SHORT) - 1
 
     async def test_the_model_length_ends_with_length(self, engine: Engine) -> None:
-        prompt = (LONG * 6)[: MAX_MODEL_LEN - 3]
+        prompt = (LONG * 21)[: MAX_MODEL_LEN - 3]
         answer = await collect(engine, ask(prompt=prompt, max_tokens=50))
         assert len(answer.tokens) == 3
         assert answer.last.finish_reason == "length"
@@ -448,7 +451,7 @@ class EngineSuite:
     # Early ends.
 
     async def test_promise_7_an_abort_ends_the_answer_once(self, engine: Engine) -> None:
-        request = ask(max_tokens=400)
+        request = ask(max_tokens=ENDLESS)
         async with closing(await begin(engine, request)) as stream:
             await engine.abort(request.request_id)
             with anyio.fail_after(LIMIT_S):
@@ -462,7 +465,7 @@ class EngineSuite:
 
     async def test_promise_7_closing_the_iterator_frees_everything(self, engine: Engine) -> None:
         before = engine.health().kv_blocks_used
-        streams = [await begin(engine, ask(max_tokens=400)) for _ in range(3)]
+        streams = [await begin(engine, ask(max_tokens=ENDLESS)) for _ in range(3)]
         for stream in streams:
             async with closing(stream):
                 pass
@@ -476,7 +479,7 @@ class EngineSuite:
         await engine.add_lora(one)
         await engine.add_lora(two)
         other = await begin(engine, ask(two, max_tokens=20))
-        async with closing(await begin(engine, ask(one, max_tokens=400))) as stream:
+        async with closing(await begin(engine, ask(one, max_tokens=ENDLESS))) as stream:
             assert await engine.remove_lora(one.engine_id) is True
             with anyio.fail_after(LIMIT_S):
                 rest = [chunk async for chunk in stream]
@@ -507,7 +510,7 @@ class EngineSuite:
         lora = fresh_rig.lora(1)
         await engine.add_lora(lora)
         before = (await collect(engine, ask(lora))).tokens
-        streams = [await begin(engine, ask(who, max_tokens=400)) for who in (None, lora, lora)]
+        streams = [await begin(engine, ask(who, max_tokens=ENDLESS)) for who in (None, lora, lora)]
         await fresh_rig.crash()
         for stream in streams:
             with pytest.raises(EngineUnreachable), anyio.fail_after(LIMIT_S):
@@ -529,7 +532,7 @@ class EngineSuite:
         engine = fresh_rig.engine
         events = engine.events()
         await anext(events)
-        stream = await begin(engine, ask(max_tokens=400))
+        stream = await begin(engine, ask(max_tokens=ENDLESS))
         await engine.aclose()
         await engine.aclose()
         with pytest.raises(EngineUnreachable), anyio.fail_after(LIMIT_S):

@@ -1,12 +1,11 @@
 """The case "a table of bad adapters": each is refused in time, with its cause, and nothing else is
 disturbed."""
 
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.fixtures.api import BAD_LOAD_S, Api, in_both_dialects
+from tests.fixtures.api import BAD_LOAD_S, Api, in_both_dialects, in_time
 from tests.fixtures.bad_adapters import BAD, copy_of, pickled
 from tests.fixtures.common_ground import CommonGround
 
@@ -17,9 +16,7 @@ def test_promise_9_a_bad_adapter_is_refused_at_load(
     sort: str, roomy: Api, ground: CommonGround, tmp_path: Path
 ) -> None:
     path = BAD[sort].spoil(copy_of(ground.adapter("A"), tmp_path / "folder"))
-    began = time.monotonic()
-    response = roomy.load("spoilt", path)
-    assert time.monotonic() - began < BAD_LOAD_S
+    response = in_time(BAD_LOAD_S, lambda: roomy.load("spoilt", path))
     roomy.assert_refused(response, "spoilt", BAD[sort].says)
     roomy.assert_unknown("spoilt")
     roomy.must_load("A", ground.adapter("A"))
@@ -64,6 +61,25 @@ def test_promise_9_the_base_models_name_is_refused(roomy: Api, ground: CommonGro
     roomy.check("tiny", "base")
 
 
+in_sglang = pytest.mark.parametrize("roomy", ["sglang"], indirect=True)
+
+
+@in_sglang
+def test_promise_9_sglang_refuses_an_empty_name_or_path_and_the_bases_name(
+    roomy: Api, ground: CommonGround
+) -> None:
+    for name, path, says in (
+        ("", ground.adapter("A"), "lora_name"),
+        ("x", "", "lora_path"),
+        ("tiny", ground.adapter("A"), "base model"),
+    ):
+        response = roomy.load(name, path)
+        assert says in roomy.message(response)
+        assert response.json()["loaded_adapters"] == {}
+    assert "lora_name" in roomy.message(roomy.unload(""))
+    roomy.check("tiny", "base")
+
+
 @in_both_dialects("roomy")
 @pytest.mark.parametrize("name", ["a\0b", "a\nb", " ", "a\rb", "\x1b[31m", "n" * 5000])
 def test_promise_9_a_name_with_control_characters_is_refused(
@@ -84,6 +100,17 @@ def test_promise_9_a_body_without_its_fields_is_refused(body: str, roomy: Api) -
         response = roomy.client.post(route, content=body, headers=headers)
         assert response.status_code in {400, 422}, response.text
         assert response.json()["error"]["message"]
+
+
+@in_sglang
+@pytest.mark.parametrize("body", ["{", "[]", "null", '{"lora_name": 3}', ""])
+def test_promise_9_sglang_tells_a_bad_body_in_its_own_shape(body: str, roomy: Api) -> None:
+    for route in ("/load_lora_adapter", "/unload_lora_adapter"):
+        headers = {"Content-Type": "application/json"}
+        response = roomy.client.post(route, content=body, headers=headers)
+        assert response.status_code == 400, response.text
+        assert response.json()["success"] is False
+        assert roomy.message(response)
 
 
 @in_both_dialects("roomy")

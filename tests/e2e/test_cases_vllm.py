@@ -6,12 +6,17 @@ import threading
 import time
 from pathlib import Path
 
-from tests.fixtures.api import Api, Stream, at_once, in_both_dialects
+import pytest
+
+from tests.fixtures.api import TRIES, Api, Stream, at_once, in_both_dialects, in_time
 from tests.fixtures.bad_adapters import copy_of, cut_in_half, rank_above_limit, replace_files
 from tests.fixtures.common_ground import CommonGround
 from tests.fixtures.server_process import ServerProcess
 
 MEBIBYTE = 1 << 20
+GONE_S = 2.0
+SLOW_DISK_TIMEOUT_S = 600
+"""For hundreds of loads."""
 
 
 @in_both_dialects("roomy")
@@ -103,6 +108,7 @@ def test_promise_2_the_source_may_change_or_go_after_the_load(
     roomy.check("x", "A", "S")
 
 
+@in_both_dialects("roomy")
 def test_promise_2_replace_under_traffic_never_mixes_versions(
     roomy: Api, ground: CommonGround
 ) -> None:
@@ -113,8 +119,9 @@ def test_promise_2_replace_under_traffic_never_mixes_versions(
         seen = []
         while not stop.is_set():
             response = roomy.gen("x")
-            assert response.status_code == 200, response.text
-            seen.append(roomy.whose(response.json()))
+            assert response.status_code in roomy.amid_replacement, response.text
+            if response.status_code == 200:
+                seen.append(roomy.whose(response.json()))
         return seen
 
     def replacing() -> list[str]:
@@ -141,6 +148,27 @@ def test_promise_4_a_failed_update_keeps_the_old_version(
         roomy.assert_refused(roomy.load("x", path, inplace=True), "x", was=root)
         roomy.check("x", "A")
     assert roomy.listed() == {"x": root}
+
+
+@pytest.mark.parametrize("roomy", ["sglang"], indirect=True)
+def test_promise_4_where_a_replacement_takes_two_calls_a_failed_one_touches_nothing_else(
+    roomy: Api, ground: CommonGround, tmp_path: Path
+) -> None:
+    root = str(ground.adapter("A"))
+    spoilt = [
+        cut_in_half(copy_of(ground.adapter("B"), tmp_path / "cut")),
+        rank_above_limit(copy_of(ground.adapter("B"), tmp_path / "rank")),
+    ]
+    roomy.must_load("y", ground.adapter("C"))
+    for path in spoilt:
+        roomy.must_load("x", ground.adapter("A"))
+        roomy.assert_refused(roomy.load("x", path), "x", was=root)
+        roomy.check("x", "A")
+        roomy.must_unload("x")
+        roomy.assert_refused(roomy.load("x", path), "x")
+        roomy.assert_unknown("x")
+        assert roomy.listed() == {"y": str(ground.adapter("C"))}
+    roomy.check("y", "C")
 
 
 def test_promise_4_a_second_load_needs_load_inplace(roomy: Api, ground: CommonGround) -> None:
@@ -179,9 +207,7 @@ def _places(api: Api) -> int:
 
 
 def _assert_gone(api: Api, name: str) -> None:
-    began = time.monotonic()
-    api.assert_unknown(name)
-    assert time.monotonic() - began < 2
+    in_time(GONE_S, lambda: api.assert_unknown(name))
     assert name not in api.listed()
     assert name not in api.native()
     assert api.client.get(api.adapter_url(name)).status_code == 404
@@ -190,6 +216,7 @@ def _assert_gone(api: Api, name: str) -> None:
 
 
 @in_both_dialects("roomy")
+@pytest.mark.timeout(SLOW_DISK_TIMEOUT_S)
 def test_churn_does_not_leak(roomy: Api, roomy_server: ServerProcess, ground: CommonGround) -> None:
     memory_bytes = 0
     load_s = []
@@ -313,8 +340,21 @@ def _assert_ended_clearly(api: Api, stream: Stream, oracle: str, tokens: int) ->
 
 @in_both_dialects("roomy")
 def test_promise_3_requests_during_a_drain_are_refused(roomy: Api, ground: CommonGround) -> None:
-    roomy.must_load("A", ground.adapter("A"))
     roomy.must_load("B", ground.adapter("B"))
+    stream = _cut_off_by_an_unload(roomy, ground)
+    for _ in range(TRIES):
+        if not stream.finish_reasons:  # else it had ended before the unload came to it
+            break
+        stream = _cut_off_by_an_unload(roomy, ground)
+    assert len(stream.errors) == 1, "what an unload cuts off is told so, once"
+    assert "A" in stream.errors[0]["message"]
+    assert roomy.is_prefix(stream, "A")
+    assert roomy.listed().keys() == {"B"}
+
+
+def _cut_off_by_an_unload(roomy: Api, ground: CommonGround) -> Stream:
+    """What came of a long stream of A, which is loaded and unloaded for it."""
+    roomy.must_load("A", ground.adapter("A"))
     draining = threading.Event()
 
     def long_stream() -> Stream:
@@ -333,11 +373,7 @@ def test_promise_3_requests_during_a_drain_are_refused(roomy: Api, ground: Commo
         roomy.check("B", "B")
         return Stream()
 
-    stream = at_once([long_stream, unloading])[0]
-    assert len(stream.errors) == 1, "what an unload cuts off is told so, once"
-    assert "A" in stream.errors[0]["message"]
-    assert roomy.is_prefix(stream, "A")
-    assert roomy.listed().keys() == {"B"}
+    return at_once([long_stream, unloading])[0]
 
 
 @in_both_dialects("roomy")
@@ -364,12 +400,17 @@ def test_promise_5_a_stuck_drain_delays_nobody(roomy: Api, ground: CommonGround)
 @in_both_dialects("roomy")
 def test_promise_7_a_client_that_leaves_frees_its_lease(roomy: Api, ground: CommonGround) -> None:
     roomy.must_load("A", ground.adapter("A"))
+    made = _generated(roomy)
     for _ in range(4):
         with roomy.streaming("A", max_tokens=1500) as states:
             next(states)
-    began = time.monotonic()
     roomy.must_unload("A")
-    assert time.monotonic() - began < 5, "the drain waited for clients that had left"
+    assert _generated(roomy) - made < 4 * 1500, "the drain waited for clients that had left"
+
+
+def _generated(api: Api) -> float:
+    """Tokens that the engine has made so far."""
+    return sum(api.metric("vllm:generation_tokens_total"))
 
 
 @in_both_dialects("tight")

@@ -32,6 +32,7 @@ def many_server(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_thousand_adapters_answer_right_within_the_limits(
     many_server: ServerProcess, ground: CommonGround, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from lorry.engines.fake_script import FakeSettings, Fault
 from lorry.errors import EngineRejected
 from tests.fixtures.http_server import BASE, HttpServer, http_server
+from tests.fixtures.waiting import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +93,7 @@ async def test_the_list_says_what_is_registered_and_what_the_engine_holds(
 
 
 async def test_a_replaced_generation_that_still_runs_is_shown_as_retired(tmp_path: Path) -> None:
-    async with http_server(tmp_path, fake=FakeSettings(token_delay_s=0.005)) as server:
+    async with http_server(tmp_path, fake=FakeSettings(token_delay_s=0.02)) as server:
         await load(server, "a", 1)
         (old,) = (await listing(server))["data"]
         stream = server.stream("/v1/completions", model="a", prompt=[5], max_tokens=2000, stream=1)
@@ -106,7 +107,7 @@ async def test_a_replaced_generation_that_still_runs_is_shown_as_retired(tmp_pat
             assert (retired[0]["aliases"], retired[0]["active_leases"]) == ([], 1)
             assert (shown["resident_generations"], shown["retired_generations"]) == (2, 1)
             stream.hang_up()
-        with anyio.fail_after(5):
+        with anyio.fail_after(LIMIT_S):
             while (await listing(server))["retired_generations"]:
                 await anyio.sleep(0.01)
 

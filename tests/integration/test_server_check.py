@@ -11,6 +11,7 @@ import pytest
 from lorry.supervisor import SupervisorSettings
 from tests.fixtures.adapters import good_adapter
 from tests.fixtures.http_server import BASE, HttpServer, http_server
+from tests.fixtures.waiting import LIMIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -140,7 +141,7 @@ async def test_promise_6_pins_that_leave_no_room_are_a_problem(tmp_path: Path) -
 
 async def test_while_every_engine_is_down_a_load_would_be_refused(server: HttpServer) -> None:
     server.engine.crash("test")
-    with anyio.fail_after(5):
+    with anyio.fail_after(LIMIT_S):
         while any(r.up for r in server.service.supervisor._fleet.world.replicas.values()):
             await anyio.lowlevel.checkpoint()
     found = await check(server, server.adapter(1), "a")

@@ -15,7 +15,7 @@ from lorry.errors import EngineUnreachable
 from lorry.ids import VersionId
 from lorry.server import prompts
 from lorry.server.logprobs import Labels
-from tests.fixtures.http_server import BASE, HttpServer, http_server
+from tests.fixtures.http_server import BASE, WAIT_S, HttpServer, http_server
 from tests.fixtures.tiny_tokenizer import EOS, VOCAB, tiny_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -510,12 +510,14 @@ async def test_promise_7_an_engine_crash_ends_a_stream_with_one_error(
 
 
 async def test_requests_end_at_their_time_limit(tmp_path: Path) -> None:
-    slow = FakeSettings(token_delay_s=0.01)
-    async with http_server(tmp_path, fake=slow, request_timeout_s=0.1) as server:
+    slow = FakeSettings(token_delay_s=0.02)
+    async with http_server(tmp_path, fake=slow, request_timeout_s=WAIT_S) as server:
         exchange = server.stream("/v1/completions", **long(model=BASE, stream=True))
-        await exchange.run()
+        await server.overdue(exchange.run, lambda: len(exchange.events()) > 1)
         assert exchange.events()[-2]["error"]["code"] == "request_aborted"
-        answer = await server.complete(max_tokens=2000)
+        answer = await server.overdue(
+            lambda: server.complete(max_tokens=2000), lambda: server.leases() > 0
+        )
         assert answer.status_code == 503
         await server.idle()
 
@@ -535,13 +537,14 @@ async def test_a_stopping_server_ends_streams_with_an_error(tmp_path: Path) -> N
 
 
 async def test_a_silent_stream_stays_open_by_comments(tmp_path: Path) -> None:
-    slow = FakeSettings(token_delay_s=0.2)
+    slow = FakeSettings(token_delay_s=WAIT_S)
     async with http_server(tmp_path, fake=slow, heartbeat_s=0.02) as server:
         exchange = server.stream(
-            "/v1/completions", model=BASE, prompt=[5], max_tokens=2, stream=True
+            "/v1/completions", model=BASE, prompt=[5], max_tokens=1, stream=True
         )
-        await exchange.run()
-    assert bytes(exchange.raw).count(b": still here\n\n") >= 4
+        await server.overdue(
+            exchange.run, lambda: bytes(exchange.raw).count(b": still here\n\n") >= 4
+        )
     assert exchange.status == 200
     assert exchange.events()[-1] == "[DONE]"
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from lorry.store.memory import MemoryStore
 from lorry.supervisor import Supervisor, SupervisorSettings
 from tests.fixtures.http_server import TinyFake
 from tests.fixtures.tiny_tokenizer import tiny_tokenizer
+from tests.fixtures.waiting import LIMIT_S, until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -75,12 +75,12 @@ async def running(folder: Path, fake: FakeSettings, **settings: Any) -> AsyncIte
 
     async with anyio.create_task_group() as group:
         group.start_soon(run)
-        with anyio.fail_after(10):
+        with anyio.fail_after(LIMIT_S):
             await listening.wait()
         yield Running(urls[0], engine, over)
         if not over.is_set():
             os.kill(os.getpid(), signal.SIGTERM)
-        with anyio.fail_after(10):
+        with anyio.fail_after(LIMIT_S):
             await over.wait()
 
 
@@ -93,7 +93,7 @@ async def stream(url: str, lines: list[str], tokens: int) -> None:
         "ignore_eos": True,
     }
     async with (
-        httpx.AsyncClient(timeout=20, trust_env=False) as client,
+        httpx.AsyncClient(timeout=LIMIT_S, trust_env=False) as client,
         client.stream("POST", f"{url}/v1/completions", json=body) as response,
     ):
         assert response.status_code == 200
@@ -101,10 +101,16 @@ async def stream(url: str, lines: list[str], tokens: int) -> None:
             lines += [line] if line else []
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
-        while not condition():
-            await anyio.sleep(0.005)
+async def is_closed(url: str) -> bool:
+    """Whether it takes no more connections."""
+    async with httpx.AsyncClient(trust_env=False, timeout=LIMIT_S) as client:
+        try:
+            await client.get(f"{url}/health")
+        except httpx.ConnectError:
+            return True
+        except httpx.TransportError:
+            return False  # cut off just as it stopped
+    return False
 
 
 async def both(first: Callable[[], Awaitable[None]], then: Callable[[], Awaitable[None]]) -> None:
@@ -120,19 +126,18 @@ async def test_running_streams_get_time_and_new_requests_none(tmp_path: Path) ->
         async def stop() -> None:
             await until(lambda: len(lines) > 2)
             os.kill(os.getpid(), signal.SIGTERM)
-            await anyio.sleep(0.2)
-            async with httpx.AsyncClient(trust_env=False) as client:
-                with pytest.raises(httpx.ConnectError):
-                    await client.get(f"{server.url}/health")
+            await until_true(lambda: is_closed(server.url))
+            assert lines[-1] != "data: [DONE]"
+            server.engine.token_delay_s = 0
 
-        await both(lambda: stream(server.url, lines, 40), stop)
+        await both(lambda: stream(server.url, lines, 1000), stop)
         assert lines[-1] == "data: [DONE]"
         assert not any('"error"' in line for line in lines)
         await server.over.wait()
 
 
 async def test_streams_that_take_too_long_end_with_a_clear_error(tmp_path: Path) -> None:
-    slow = FakeSettings(token_delay_s=0.01)
+    slow = FakeSettings(token_delay_s=0.05)
     async with running(tmp_path, slow, drain_timeout_s=0.3) as server:
         lines: list[str] = []
 
@@ -140,22 +145,20 @@ async def test_streams_that_take_too_long_end_with_a_clear_error(tmp_path: Path)
             await until(lambda: len(lines) > 2)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        began = time.monotonic()
         await both(lambda: stream(server.url, lines, 2000), stop)
         assert lines[-1] == "data: [DONE]"
         assert "shutting_down" in lines[-2]
         await server.over.wait()
-        assert time.monotonic() - began < 8
 
 
 async def test_an_event_feed_does_not_hold_the_server_up(tmp_path: Path) -> None:
-    async with running(tmp_path, FakeSettings(), heartbeat_s=0.01) as server:
+    async with running(tmp_path, FakeSettings(), heartbeat_s=0.01, drain_timeout_s=300) as server:
         seen: list[bytes] = []
 
         async def follow() -> None:
             nonlocal seen
             async with (
-                httpx.AsyncClient(timeout=20, trust_env=False) as client,
+                httpx.AsyncClient(timeout=LIMIT_S, trust_env=False) as client,
                 client.stream("GET", f"{server.url}/v1/events") as response,
             ):
                 async for data in response.aiter_raw():
@@ -165,17 +168,16 @@ async def test_an_event_feed_does_not_hold_the_server_up(tmp_path: Path) -> None
             await until(lambda: bool(seen))
             os.kill(os.getpid(), signal.SIGINT)
 
-        began = time.monotonic()
-        await both(follow, stop)
-        await server.over.wait()
-        assert time.monotonic() - began < 5
+        with anyio.fail_after(LIMIT_S):
+            await both(follow, stop)
+            await server.over.wait()
 
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_promise_7_a_closed_connection_ends_the_engines_work(
     tmp_path: Path, streamed: bool
 ) -> None:
-    async with running(tmp_path, FakeSettings(token_delay_s=0.005)) as server:
+    async with running(tmp_path, FakeSettings(token_delay_s=0.02)) as server:
         address = server.url.removeprefix("http://").split(":")
         asked = {"model": "tiny", "prompt": [5], "max_tokens": 2000, "ignore_eos": True}
         body = json.dumps(asked | {"stream": streamed}).encode()
@@ -193,9 +195,10 @@ async def test_tokens_reach_the_client_one_by_one(tmp_path: Path) -> None:
 
         async def watch() -> None:
             await until(lambda: bool(lines))
-            assert server.engine.counters["generation_tokens"] < 15
+            assert server.engine.counters["generation_tokens"] < 700
+            server.engine.token_delay_s = 0
 
-        await both(lambda: stream(server.url, lines, 20), watch)
+        await both(lambda: stream(server.url, lines, 1000), watch)
 
 
 async def test_a_port_in_use_is_found_before_the_engine_starts(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
 """The real supervisor, store and disk cache around the shipped fake engine."""
 
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import pytest
 
 from lorry.artifacts.cache import DiskCache
-from lorry.engine import EngineCapabilities, LoraVersion, SamplingParams
+from lorry.engine import LoraVersion, SamplingParams
 from lorry.engines.fake import FakeEngine
 from lorry.engines.fake_script import FakeSettings, Fault
 from lorry.errors import (
@@ -29,15 +30,17 @@ from lorry.errors import (
 )
 from lorry.ids import AdapterName, EngineId, ReplicaId, VersionId
 from lorry.lifecycle.invariants import check
-from lorry.lifecycle.settings import FleetLimits
 from lorry.store.sql import SqlStore
 from lorry.supervisor import LoadRequest, Supervisor, SupervisorSettings
 from lorry.views import AdapterView, OperationStatus
-from tests.fixtures.adapters import TINY_BASE, good_adapter
+from tests.fixtures.adapters import good_adapter
+from tests.fixtures.http_server import LIMITS, TinyFake
+from tests.fixtures.waiting import leap, until, until_true
 
 pytestmark = pytest.mark.anyio
 
 ONE = ReplicaId("engine")
+DRAIN_S = 300
 
 ROOMY = FakeSettings(max_loras=2, max_cpu_loras=3)
 
@@ -99,19 +102,11 @@ async def world(folder: Path, settings: FakeSettings | None = None) -> AsyncIter
         engines={ONE: engine},
         store=SqlStore(folder / "lorry.sqlite3"),
         cache=DiskCache(folder / "cache", None),
-        limits=FleetLimits(ticket_wait_ms=2000, operation_ms=3000, patience_ms=50),
+        limits=LIMITS,
         settings=SupervisorSettings(reconcile_s=0.05, shutdown_s=1.0),
     )
     async with supervisor:
         yield World(supervisor, engine, folder)
-
-
-class TinyFake(FakeEngine):
-    """The fake on the base model for which the adapters of the fixtures are made."""
-
-    def capabilities(self) -> EngineCapabilities:
-        """The tiny base's."""
-        return replace(super().capabilities(), base=TINY_BASE)
 
 
 @pytest.fixture
@@ -244,17 +239,18 @@ async def test_promise_5_a_stuck_drain_delays_nobody_else(folder: Path) -> None:
         await w.load("a", 1)
         await w.load("c", 3)
         w.engine.token_delay_s = 0.05
-        sampling = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
         async with w.supervisor.generate(
             name=AdapterName("a"), prompt=(1,), sampling=sampling
         ) as chunks:
             await anext(chunks)
-            drain = w.supervisor.unload(AdapterName("a"), drain_timeout_s=1.0)
+            drain = w.supervisor.unload(AdapterName("a"), drain_timeout_s=DRAIN_S)
             with pytest.raises(AdapterUnloading):
                 await w.generate("a")
-            with anyio.fail_after(0.5):
-                await w.unload("c")
-                await w.load("b", 2)
+            await w.unload("c")
+            await w.load("b", 2)
+            assert w.supervisor.operation(drain.id).phase == "draining"
+            leap(DRAIN_S)
             with pytest.raises(RequestAborted):
                 async for _ in chunks:
                     pass
@@ -301,9 +297,7 @@ async def test_promise_7_an_engine_crash_ends_each_request_once_and_all_come_bac
             await w.generate("a")
         w.engine.token_delay_s = 0
         w.engine.restart()
-        with anyio.fail_after(2):
-            while w.supervisor.adapter(AdapterName("a")).residency[0].state != "resident":
-                await anyio.sleep(0.01)
+        await until(lambda: w.supervisor.adapter(AdapterName("a")).residency[0].state == "resident")
         assert await w.generate("a") == right
         await w.listed()
 
@@ -314,11 +308,12 @@ async def test_strangers_in_the_engine_are_removed(folder: Path) -> None:
         w.engine.crash("killed")
         stranger = LoraVersion(EngineId(77), VersionId("f" * 64), "stranger", folder, 1)
         w.engine.restart([stranger])
-        with anyio.fail_after(2):
-            while len(await w.engine.list_loras() - {EngineId(77)}) != 1 or (
-                EngineId(77) in await w.engine.list_loras()
-            ):
-                await anyio.sleep(0.01)
+
+        async def only_its_own() -> bool:
+            held = await w.engine.list_loras()
+            return len(held) == 1 and EngineId(77) not in held
+
+        await until_true(only_its_own)
         assert list(await w.listed()) == ["a"]
 
 
@@ -381,19 +376,19 @@ async def test_promise_4_a_store_that_fails_undoes_the_load(
         monkeypatch.setattr(w.supervisor._store, "put", put)
         with pytest.raises(StorageFailed):
             await w.load("a", 1)
-        with anyio.fail_after(2):
-            while await w.engine.list_loras():
-                await anyio.sleep(0.01)
+
+        async def empty() -> bool:
+            return not await w.engine.list_loras()
+
+        await until_true(empty)
         assert await w.listed() == {}
 
 
 async def test_an_operation_can_be_followed_and_cancelled(folder: Path) -> None:
     async with world(folder) as w:
-        w.engine.inject("add_lora", Fault(delay_s=60))
+        w.engine.inject("add_lora", Fault(delay_s=math.inf))
         operation = w.supervisor.load(LoadRequest(AdapterName("a"), w.adapter(1)))
-        with anyio.fail_after(2):
-            while w.supervisor.operation(operation.id).phase != "loading":
-                await anyio.sleep(0.01)
+        await until(lambda: w.supervisor.operation(operation.id).phase == "loading")
         assert w.supervisor.cancel(operation.id).status is OperationStatus.CANCELLED
         with pytest.raises(LorryError, match="cancelled"):
             await w.supervisor.wait(operation.id)
