@@ -21,7 +21,15 @@ from lorry.server import (
     tokenization,
     uploads,
 )
-from lorry.server.dialects import djl, mistralrs, sagemaker, sglang, sglang_generate, vllm
+from lorry.server.dialects import (
+    djl,
+    mistralrs,
+    sagemaker,
+    sglang,
+    sglang_generate,
+    sglang_tensors,
+    vllm,
+)
 from lorry.server.gate import Gate
 from lorry.server.service import Service
 from lorry.server.settings import ServerSettings
@@ -70,6 +78,7 @@ DIALECTS = (
     sglang.admin_router,
     sglang.state_router,
     sglang_generate.router,
+    sglang_tensors.router,
 )
 
 

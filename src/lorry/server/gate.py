@@ -23,6 +23,9 @@ SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 UPLOADS = ("/weights", "/files")
 """Where adapters are sent to: bodies may be longer there."""
 
+FROM_TENSORS = "/load_lora_adapter_from_tensors"
+"""SGLang's way."""
+
 FRAMING_BYTES = 1 << 20
 """Allowed for what a form or an archive adds to its files."""
 
@@ -65,7 +68,8 @@ class Gate:
 
     def _body_limit(self, path: str) -> int:
         """Bytes that a body may have there."""
-        if path.startswith("/v1/adapters/") and path.endswith(UPLOADS):
+        native = path.startswith("/v1/adapters/") and path.endswith(UPLOADS)
+        if native or path == FROM_TENSORS:
             return self._settings.max_upload_bytes + FRAMING_BYTES
         return self._settings.max_body_bytes
 

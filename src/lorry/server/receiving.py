@@ -2,8 +2,9 @@
 end early."""
 
 import json
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -48,15 +49,23 @@ class UploadRoom:
     """Memory that all uploads under way take together."""
 
     used: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Some uploads are unpacked in threads."""
 
     def take(self, more: int, limit: int) -> None:
         """Raises `CapacityExhausted` when the others leave too little."""
-        if self.used + more > limit:
-            raise CapacityExhausted(
-                f"Uploads under way take {self.used} of {limit} bytes of memory "
-                f"(--max-upload-bytes), so there is no room for {more} more now."
-            )
-        self.used += more
+        with self.lock:
+            if self.used + more > limit:
+                raise CapacityExhausted(
+                    f"Uploads under way take {self.used} of {limit} bytes of memory "
+                    f"(--max-upload-bytes), so there is no room for {more} more now."
+                )
+            self.used += more
+
+    def give_back(self, held: int) -> None:
+        """An upload is over."""
+        with self.lock:
+            self.used -= held
 
 
 class Held:
@@ -81,7 +90,7 @@ class Held:
 
     def release(self) -> None:
         """Give it back. Safe to call twice."""
-        self._room.used -= self.bytes
+        self._room.give_back(self.bytes)
         self.bytes = 0
 
 
