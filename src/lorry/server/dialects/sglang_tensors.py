@@ -72,7 +72,31 @@ class LoadLoraFromTensorsRequest(Body):
     lora_id: str | None = Field(default=None, description="ignored: the server gives the ids")
 
 
-@router.post("/load_lora_adapter_from_tensors")
+_TOLD = {
+    "rid": None,
+    "http_worker_ipc": None,
+    "success": True,
+    "error_message": None,
+    "loaded_adapters": {"policy": "upload:0123456789abcdef"},
+}
+_FAILED = {
+    **_TOLD,
+    "success": False,
+    "error_message": "Failed to load LoRA adapter policy because it is already loaded.",
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The registry after the call",
+        "content": {"application/json": {"example": _TOLD}},
+    },
+    400: {
+        "description": "Why it failed; nothing has changed",
+        "content": {"application/json": {"example": _FAILED}},
+    },
+}
+
+
+@router.post("/load_lora_adapter_from_tensors", responses=_RESPONSES, response_model=None)
 async def load_lora_adapter_from_tensors(
     request: LoadLoraFromTensorsRequest, service: Caller
 ) -> Response:
