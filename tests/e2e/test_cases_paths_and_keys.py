@@ -29,6 +29,8 @@ GUARDED: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("GET", "/v1/adapters", None),
     ("GET", "/v1/adapters/A", None),
     ("PUT", "/v1/adapters/x", {"source": "/x"}),
+    ("PUT", "/v1/adapters/x/weights", {}),
+    ("PUT", "/v1/adapters/x/files", {}),
     ("PATCH", "/v1/adapters/A", {"pinned": True}),
     ("DELETE", "/v1/adapters/A", None),
     ("POST", "/v1/adapters/A/rollback", {}),

@@ -33,6 +33,7 @@ INTERNAL = {
     "artifacts/tensors.py": ("HeaderInvalid",),
     "artifacts/weights.py": ("SourceChanged",),
     "artifacts/cache.py": ("SourceChanged",),
+    "artifacts/pickled.py": ("ValueError",),
     "chat_template.py": ("jinja2.TemplateError",),
     "cli/api.py": ("ServerRefused", "ServerUnreachable"),
     "cli/demo.py": ("DemoMissing",),

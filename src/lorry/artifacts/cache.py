@@ -9,22 +9,24 @@ so a source that is being rewritten is refused, never mixed."""
 
 import hashlib
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from lorry.artifacts.adapter_config import CONFIG_FILE, shown
 from lorry.artifacts.canonical import canonical_config, stored_order, version_of, weights_header
-from lorry.artifacts.folder import Folder
+from lorry.artifacts.folder import Folder, OpenFolder
 from lorry.artifacts.manifest import manifest_of
 from lorry.artifacts.reading import TEMPLATE_FILE, WEIGHTS_FILE, Examined, Progress, examine
-from lorry.artifacts.shelf import Shelf
+from lorry.artifacts.shelf import Shelf, Workbench
 from lorry.artifacts.snapshot import Manifest, Snapshot
-from lorry.artifacts.weights import SourceChanged, pieces
+from lorry.artifacts.weights import PIECE_BYTES, SourceChanged, pieces
 from lorry.engine import BaseShape
 from lorry.errors import AdapterInvalid, LorryError, SourceNotFound, StorageFailed
 from lorry.ids import VersionId
@@ -40,6 +42,8 @@ _WAIT_S = 0.1
 
 ProgressReport = Callable[[int, int], None]
 Cancelled = Callable[[], bool]
+Fill = Callable[[Path], None]
+"""Writes and syncs the files of a snapshot into an empty folder."""
 Result = TypeVar("Result")
 
 
@@ -58,10 +62,9 @@ class CacheStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class Draft:
     """A judged adapter in canonical form, not yet written."""
 
-    adapter: str
     examined: Examined
     manifest: Manifest
     small_files: tuple[tuple[str, bytes], ...]
@@ -105,8 +108,15 @@ class DiskCache:
 
         def work(folder: Folder) -> Snapshot:
             watch = Progress(name, progress, cancelled)
-            draft = _draft(name, folder, base, max_rank, watch)
-            return self._keep(draft, folder, watch)
+            draft = draft_of(name, folder, base, max_rank, watch)
+
+            def fill(bench: Path) -> None:
+                _fill(bench, draft, watch)
+                changed = folder.changed()
+                if changed is not None:
+                    raise SourceChanged(changed)
+
+            return self._keep(name, draft.manifest, fill, watch)
 
         return _consistently(name, source, roots, work)
 
@@ -115,6 +125,29 @@ class DiskCache:
     ) -> Manifest:
         """What `snapshot` would make, without keeping anything. Raises as `snapshot` does."""
         return judged(name, source, base, max_rank, roots=roots)
+
+    def adopt(self, name: str, snapshot: Snapshot) -> Snapshot:
+        """Keep a copy of a snapshot that lies elsewhere so far, such as in memory. It is as safe
+        from eviction as one made by `snapshot`. Raises `CapacityExhausted` or `StorageFailed`."""
+        fill = partial(_copy, snapshot.path)
+        return self._keep(name, snapshot.manifest, fill, Progress(name))
+
+    def workbench(self) -> Workbench:
+        """A temporary folder on the cache's disk, for what is not judged yet. It goes when closed,
+        or at the next start. Raises `StorageFailed`."""
+        with _storage(self.root):
+            return self._shelf.workbench()
+
+    def hold(self, name: str, more: int) -> None:
+        """Take `more` bytes of the limit for a workbench, evicting snapshots that may go. Raises
+        `CapacityExhausted`."""
+        with _storage(self.root), self._lock:
+            self._shelf.reserve(name, more, self._kept())
+
+    def give_back(self, held: int) -> None:
+        """A workbench does not need its bytes any more."""
+        with self._lock:
+            self._shelf.release(held)
 
     def get(self, version: VersionId, manifest: Manifest) -> Snapshot | None:
         """The kept snapshot of a version known from the registry; None when it is gone or not as
@@ -188,10 +221,9 @@ class DiskCache:
             }
             return self._protected | self._fresh.keys() | self._writing
 
-    def _keep(self, draft: _Draft, folder: Folder, watch: Progress) -> Snapshot:
-        """Write the draft unless its version is there; one writer per version, the others wait for
-        it."""
-        version = draft.manifest.version
+    def _keep(self, adapter: str, manifest: Manifest, fill: Fill, watch: Progress) -> Snapshot:
+        """Write the version unless it is there; one writer per version, the others wait for it."""
+        version = manifest.version
         with self._writer_of(version, watch):
             with _storage(self.root), self._lock:
                 there = self._shelf.forget_if_gone(version) is not None
@@ -200,10 +232,10 @@ class DiskCache:
             if there:
                 watch.step(watch.total)
             else:
-                self._write(draft, folder, watch)
+                self._write(adapter, manifest, fill)
             with self._claims:
                 self._fresh[version] = time.monotonic()
-        return Snapshot(self._shelf.path(version), draft.manifest)
+        return Snapshot(self._shelf.path(version), manifest)
 
     @contextmanager
     def _writer_of(self, version: VersionId, watch: Progress) -> Iterator[None]:
@@ -219,20 +251,16 @@ class DiskCache:
                 self._writing.discard(version)
                 self._lock.notify_all()
 
-    def _write(self, draft: _Draft, folder: Folder, watch: Progress) -> None:
+    def _write(self, adapter: str, manifest: Manifest, fill: Fill) -> None:
         """Reserve, copy, make durable, rename. Whatever fails, nothing stays but what was there."""
-        manifest = draft.manifest
         kept_bytes = 0
         with _storage(self.root):
             with self._lock:
-                self._shelf.reserve(draft.adapter, manifest.bytes, self._kept())
+                self._shelf.reserve(adapter, manifest.bytes, self._kept())
             try:
                 bench = self._shelf.workbench()
                 try:
-                    _fill(bench.path, draft, watch)
-                    changed = folder.changed()
-                    if changed is not None:
-                        raise SourceChanged(changed)
+                    fill(bench.path)
                     _sync_folder(bench.path)
                     bench.path.rename(self._shelf.path(manifest.version))
                     kept_bytes = manifest.bytes
@@ -254,7 +282,7 @@ def judged(
         name,
         source,
         roots,
-        lambda folder: _draft(name, folder, base, max_rank, Progress(name)).manifest,
+        lambda folder: draft_of(name, folder, base, max_rank, Progress(name)).manifest,
     )
 
 
@@ -296,8 +324,10 @@ def _unreadable(name: str, source: Path, error: OSError) -> LorryError:
     )
 
 
-def _draft(name: str, folder: Folder, base: BaseShape, max_rank: int, watch: Progress) -> _Draft:
-    """The first pass: everything but the copy."""
+def draft_of(
+    name: str, folder: OpenFolder, base: BaseShape, max_rank: int, watch: Progress
+) -> Draft:
+    """The first pass: everything but the copy. Raises `AdapterInvalid`."""
     examined = examine(name, folder, base, max_rank, watch)
     config = canonical_config(examined, base)
     small_files = [(CONFIG_FILE, config)]
@@ -313,10 +343,10 @@ def _draft(name: str, folder: Folder, base: BaseShape, max_rank: int, watch: Pro
     manifest = manifest_of(
         examined.judgement, version_of(examined, config), size, examined.chat_template
     )
-    return _Draft(name, examined, manifest, tuple(small_files), header)
+    return Draft(examined, manifest, tuple(small_files), header)
 
 
-def _fill(bench: Path, draft: _Draft, watch: Progress) -> None:
+def _fill(bench: Path, draft: Draft, watch: Progress) -> None:
     """The second pass: write and sync every file of the snapshot."""
     for name, content in draft.small_files:
         with (bench / name).open("xb") as file:
@@ -335,6 +365,15 @@ def _fill(bench: Path, draft: _Draft, watch: Progress) -> None:
                 raise SourceChanged(info.file)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _copy(source: Path, bench: Path) -> None:
+    """Copy and sync every file of a snapshot that cannot change."""
+    for path in source.iterdir():
+        with path.open("rb") as old, (bench / path.name).open("xb") as new:
+            shutil.copyfileobj(old, new, PIECE_BYTES)
+            new.flush()
+            os.fsync(new.fileno())
 
 
 def _sync_folder(path: Path) -> None:

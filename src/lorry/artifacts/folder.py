@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from lorry.artifacts.sources import require_inside
 from lorry.errors import AdapterInvalid, SourceNotFound
@@ -52,6 +52,26 @@ class SourceFile:
     def close(self) -> None:
         """Give the descriptor back."""
         os.close(self._descriptor)
+
+
+class OpenFolder(Protocol):
+    """What the judge needs of a folder, wherever it lies."""
+
+    @property
+    def path(self) -> Path:
+        """Where it lies, for messages."""
+
+    def names(self) -> frozenset[str]:
+        """What it holds."""
+
+    def open(self, name: str) -> SourceFile | None:
+        """A file of it, or None. The folder closes it."""
+
+    def changed(self) -> str | None:
+        """The name of a file that is no longer what it was, if any."""
+
+    def settle(self, names: Sequence[str]) -> None:
+        """Wait until none of them is being written."""
 
 
 class Folder:

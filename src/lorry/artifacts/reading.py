@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lorry.artifacts.adapter_config import CONFIG_FILE, shown
-from lorry.artifacts.folder import Folder, SourceFile
+from lorry.artifacts.folder import OpenFolder, SourceFile
 from lorry.artifacts.manifest import Judgement, judge, refuse
 from lorry.artifacts.tensors import (
     LENGTH_BYTES,
@@ -81,7 +81,7 @@ class Examined:
 
 
 def examine(
-    adapter: str, folder: Folder, base: BaseShape, max_rank: int, progress: Progress
+    adapter: str, folder: OpenFolder, base: BaseShape, max_rank: int, progress: Progress
 ) -> Examined:
     """Read and judge everything. Raises `AdapterInvalid` with every problem in its details."""
     names = folder.names()
@@ -119,7 +119,7 @@ def _scanned(adapter: str, examined: Examined, problems: list[str], progress: Pr
     return Examined(examined.judgement, examined.files, digests, examined.chat_template)
 
 
-def _config(folder: Folder) -> bytes | str:
+def _config(folder: OpenFolder) -> bytes | str:
     """The config's bytes, or the problem that there is none."""
     file = _open(folder, CONFIG_FILE)
     if isinstance(file, str):
@@ -132,7 +132,7 @@ def _config(folder: Folder) -> bytes | str:
     return file.read(0, min(file.size, 2 << 20))
 
 
-def _open(folder: Folder, name: str) -> SourceFile | str | None:
+def _open(folder: OpenFolder, name: str) -> SourceFile | str | None:
     """The file, None when it is absent, or the problem with it."""
     try:
         return folder.open(name)
@@ -142,7 +142,7 @@ def _open(folder: Folder, name: str) -> SourceFile | str | None:
         return f"{name} cannot be read ({error.strerror}); mend its permissions."
 
 
-def _weight_files(folder: Folder, names: frozenset[str]) -> tuple[list[str], list[str]]:
+def _weight_files(folder: OpenFolder, names: frozenset[str]) -> tuple[list[str], list[str]]:
     """Which files hold the weights. PEFT's single file wins over shards, as it does in PEFT."""
     if WEIGHTS_FILE in names:
         return [WEIGHTS_FILE], []
@@ -164,7 +164,9 @@ def _weight_files(folder: Folder, names: frozenset[str]) -> tuple[list[str], lis
     ]
 
 
-def _from_index(folder: Folder, index: str, names: frozenset[str]) -> tuple[list[str], list[str]]:
+def _from_index(
+    folder: OpenFolder, index: str, names: frozenset[str]
+) -> tuple[list[str], list[str]]:
     file = _open(folder, index)
     if not isinstance(file, SourceFile):
         return [], [file or f"{index} is missing; copy the adapter again."]
@@ -217,7 +219,7 @@ def _from_names(names: frozenset[str]) -> tuple[list[str], list[str]] | None:
 
 
 def _headers(
-    folder: Folder, names: Sequence[str]
+    folder: OpenFolder, names: Sequence[str]
 ) -> tuple[dict[str, SourceFile], list[TensorInfo], list[str]]:
     """Open every weight file and read what tensors it has."""
     files: dict[str, SourceFile] = {}
@@ -237,7 +239,7 @@ def _headers(
     return files, tensors, problems
 
 
-def _chat_template(folder: Folder) -> tuple[str | None, list[str]]:
+def _chat_template(folder: OpenFolder) -> tuple[str | None, list[str]]:
     """The adapter's own template: a file of its own, or in the tokenizer's config as older trainers
     write it."""
     file = _open(folder, TEMPLATE_FILE)
@@ -259,12 +261,12 @@ def _chat_template(folder: Folder) -> tuple[str | None, list[str]]:
     return template.encode("utf-8", "replace").decode("utf-8"), []
 
 
-def _tokenizer(folder: Folder) -> dict[str, Any]:
+def _tokenizer(folder: OpenFolder) -> dict[str, Any]:
     file = _open(folder, _TOKENIZER_FILE)
     return _read_object(file, TOKENIZER_BYTES_MAX)[0] if isinstance(file, SourceFile) else {}
 
 
-def _extra_tokens(folder: Folder, names: frozenset[str], base: BaseShape) -> list[str]:
+def _extra_tokens(folder: OpenFolder, names: frozenset[str], base: BaseShape) -> list[str]:
     """Tokens beyond the base's vocabulary need embeddings, which are not served."""
     problems = [
         f"{name} holds trained embeddings, which are not supported; train without added tokens."

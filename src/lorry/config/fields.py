@@ -224,6 +224,16 @@ class Settings:
             size, "SIZE", "Disk space that those copies may take.", default_text="`20GiB`"
         ),
     )
+    max_upload_bytes: int = field(
+        default=GIB,
+        metadata=_about(
+            size,
+            "SIZE",
+            "Largest adapter that may come with a request, unpacked; also the memory that all such "
+            "uploads under way may take together.",
+            default_text="`1GiB`",
+        ),
+    )
     max_lora_rank: int = field(
         default=64,
         metadata=_about(

@@ -61,6 +61,7 @@ def server_settings(settings: Settings) -> ServerSettings:
         served_model_names=settings.model_names,
         model_root=str(settings.model),
         api_keys=(settings.api_key,) if settings.api_key else (),
+        max_upload_bytes=settings.max_upload_bytes,
         request_timeout_s=settings.request_timeout,
         drain_timeout_s=settings.drain_timeout,
     )

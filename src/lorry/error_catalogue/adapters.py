@@ -69,10 +69,16 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "The folder {} cannot be reached: {}.",
             "The folder {} of adapter {} is gone.",
             "Loading lora {} failed: No adapter found for {}: {}",
+            "The files of '{}' came with a request ({}) and are not kept on the disk any more; "
+            "send them again.",
         ),
         severity=Severity.INFO,
         retry=RetryPattern.AFTER_CHANGE,
-        triggers=("The adapter's source is no folder that the server can reach.",),
+        triggers=(
+            "The adapter's source is no folder that the server can reach.",
+            "The adapter came with a request, and its copy on the disk is gone or, with "
+            "durable=false, was never written.",
+        ),
         situations=(
             "The path is one of the client's machine or of another container.",
             "The trainer has not finished writing, or a volume is not mounted.",
@@ -203,6 +209,9 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "{} of '{}' did not end within {} s; it was {}.",
             "Adapter {} needs {} bytes in the disk cache, but its limit of {} bytes "
             "(--disk-cache-bytes) {}",
+            "Uploads under way take {} of {} bytes of memory (--max-upload-bytes), so there is no "
+            "room for {} more now.",
+            "{} does not fit into memory after {} bytes ({}).",
         ),
         severity=Severity.WARNING,
         retry=RetryPattern.BACKOFF,
@@ -210,6 +219,7 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "A request waited a minute, or a load waited for --load-timeout, and no version that "
             "may be evicted fell idle and made room.",
             "One version alone is larger than --host-cache-bytes.",
+            "Adapters that come with requests would take more memory than --max-upload-bytes.",
             "A replace finds no room for the old version and the new one together.",
             "The disk cache is full of snapshots that are in use.",
         ),

@@ -42,6 +42,7 @@ REQUESTS: Mapping[type[er.LorryError], Words] = {
             "Both '{}' and '{}' must be provided.",
             "The lora adapter '{}' {}",
             "Loading lora {} failed: {}",
+            "The serialised tensors are damaged: {}",
             "{} prompts with n={} are {} sequences; one request may ask for {}.",
             "{}.",
         ),
@@ -53,6 +54,8 @@ REQUESTS: Mapping[type[er.LorryError], Words] = {
             "the vocabulary.",
             "A feature the model lacks: text without a tokenizer, chat without a chat template.",
             "An adapter name that cannot be used, or a source that is no path.",
+            "An upload that is no form, archive or safetensors file, ends early, or holds links, "
+            "bad names or too many files.",
         ),
         situations=(
             "A body was sent without Content-Type: application/json.",
@@ -140,17 +143,24 @@ REQUESTS: Mapping[type[er.LorryError], Words] = {
         tags=("route", "http", "caller"),
     ),
     er.BodyTooLarge: Words(
-        patterns=("The body has {} bytes or more; the server takes {} at most.",),
+        patterns=(
+            "The body has {} bytes or more; the server takes {} at most.",
+            "The upload has {} bytes or more; the server takes {} at most (--max-upload-bytes).",
+            "The upload has {} bytes or more when unpacked, at {}; the server takes {} at most "
+            "(--max-upload-bytes).",
+        ),
         severity=Severity.INFO,
         retry=RetryPattern.AFTER_CHANGE,
         triggers=("The body is longer, by its Content-Length or as it arrives, than is taken.",),
         situations=(
             "Many prompts are sent in one request.",
             "Adapter files are sent in the body of a route that takes a path.",
+            "An adapter's folder was sent with its optimizer's state.",
         ),
         solutions=(
             "Split the prompts over several requests.",
             "Give the adapter's folder as `source` rather than its files.",
+            "Start the server with a higher --max-upload-bytes, or send only the adapter's files.",
         ),
         handling="Split the request; the same body is refused again.",
         prevention=("Send batches of bounded size.",),

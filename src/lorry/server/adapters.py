@@ -83,7 +83,7 @@ async def put_adapter(
     name: str, body: PutAdapter, service: Caller, if_match: IfMatch = None, wait: Wait = True
 ) -> Response:
     """Register an adapter, or replace it by another version under the same name."""
-    known = _find(service, name)
+    known = find_adapter(service, name)
     if if_match is not None:
         mode: Literal["create", "replace", "upsert"] = "replace"
     else:
@@ -93,7 +93,7 @@ async def put_adapter(
             name=AdapterName(name),
             source=body.source,
             mode=mode,
-            if_match=_version(if_match, known),
+            if_match=wanted_version(if_match, known),
             pinned=body.pinned,
             labels=body.labels,
             load=body.load,
@@ -108,7 +108,7 @@ async def patch_adapter(
 ) -> Response:
     """Pin, unpin or label an adapter."""
     view = service.supervisor.adapter(AdapterName(name))
-    _must_match(if_match, view)
+    must_match(if_match, view)
     if body.pinned is not None:
         await finish(service, service.supervisor.pin(view.name, body.pinned))
     if body.labels is not None:
@@ -130,7 +130,7 @@ async def delete_adapter(
         view.name,
         drain_timeout_s=drain_timeout,
         purge=purge,
-        if_match=_version(if_match, view),
+        if_match=wanted_version(if_match, view),
     )
     if not wait:
         return accepted(operation)
@@ -163,15 +163,17 @@ async def _done(
     return _shown(service.supervisor.adapter(operation.name), status)
 
 
-def _find(service: Service, name: str) -> AdapterView | None:
+def find_adapter(service: Service, name: str) -> AdapterView | None:
+    """The adapter, or None when there is none of that name."""
     try:
         return service.supervisor.adapter(AdapterName(name))
     except AdapterNotFound:
         return None
 
 
-def _version(if_match: str | None, view: AdapterView | None) -> VersionId | None:
-    """The full id of the version that `If-Match` names by its first digits; None for "any"."""
+def wanted_version(if_match: str | None, view: AdapterView | None) -> VersionId | None:
+    """The full id of the version that `If-Match` names by its first digits; None for "any". Raises
+    `RequestInvalid`."""
     if if_match is None:
         return None
     given = if_match.strip().removeprefix("W/").strip('"').lower()
@@ -185,8 +187,9 @@ def _version(if_match: str | None, view: AdapterView | None) -> VersionId | None
     return view.version if view and view.version.startswith(given) else VersionId(given)
 
 
-def _must_match(if_match: str | None, view: AdapterView) -> None:
-    wanted = _version(if_match, view)
+def must_match(if_match: str | None, view: AdapterView) -> None:
+    """Raises `VersionMismatch` when `If-Match` names another version than the one served."""
+    wanted = wanted_version(if_match, view)
     if wanted is not None and wanted != view.version:
         raise VersionMismatch(
             f"{view.name} serves version {short(view.version)}, not {short(wanted)}."

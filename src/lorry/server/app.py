@@ -19,8 +19,17 @@ from lorry.server import (
     models,
     operations,
     tokenization,
+    uploads,
 )
-from lorry.server.dialects import djl, mistralrs, sagemaker, sglang, sglang_generate, vllm
+from lorry.server.dialects import (
+    djl,
+    mistralrs,
+    sagemaker,
+    sglang,
+    sglang_generate,
+    sglang_tensors,
+    vllm,
+)
 from lorry.server.gate import Gate
 from lorry.server.service import Service
 from lorry.server.settings import ServerSettings
@@ -32,7 +41,7 @@ Route = tuple[str, str, Callable[..., Any]]
 
 # All endpoints are coroutines: FastAPI runs plain functions in threads, where the supervisor's
 # state must not be touched. `:path` because names may hold "/". Only POST has parts below a name,
-# and its last part is always the verb.
+# and its last part is always the verb; and PUT has those of uploads, which therefore come first.
 ROUTES: tuple[Route, ...] = (
     ("GET", "/health", health.health),
     ("GET", "/ready", health.ready),
@@ -69,6 +78,7 @@ DIALECTS = (
     sglang.admin_router,
     sglang.state_router,
     sglang_generate.router,
+    sglang_tensors.router,
 )
 
 
@@ -93,6 +103,7 @@ def build_app(
         redoc_url=None,
     )
     app.state.service = service
+    app.include_router(uploads.router)
     for method, path, endpoint in ROUTES:
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for router in DIALECTS:

@@ -20,6 +20,16 @@ SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 """Ids of callers that we repeat in headers and logs; others are replaced."""
 
 
+UPLOADS = ("/weights", "/files")
+"""Where adapters are sent to: bodies may be longer there."""
+
+FROM_TENSORS = "/load_lora_adapter_from_tensors"
+"""SGLang's way."""
+
+FRAMING_BYTES = 1 << 20
+"""Allowed for what a form or an archive adds to its files."""
+
+
 class Gate:
     """ASGI app around the ASGI app."""
 
@@ -27,7 +37,7 @@ class Gate:
         """Keys and limits come from the settings."""
         self._app = app
         self._keys = KeyRing(settings.api_keys)
-        self._max_body_bytes = settings.max_body_bytes
+        self._settings = settings
         self._shutdown = shutdown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +57,7 @@ class Gate:
             self._keys.check(scope["path"], headers)
             if scope["path"] not in OPEN_PATHS:
                 self._shutdown.check()
-            limited = _LimitedBody(receive, self._max_body_bytes, headers)
+            limited = _LimitedBody(receive, self._body_limit(scope["path"]), headers)
             await self._app(scope, limited, exchange.send)
         except Exception as error:
             problem = as_lorry_error(error, exchange.request_id)
@@ -55,6 +65,13 @@ class Gate:
                 await error_response(problem)(scope, receive, exchange.send)
             elif not exchange.finished:
                 raise  # the connection is cut, so that half an answer looks like no whole one
+
+    def _body_limit(self, path: str) -> int:
+        """Bytes that a body may have there."""
+        native = path.startswith("/v1/adapters/") and path.endswith(UPLOADS)
+        if native or path == FROM_TENSORS:
+            return self._settings.max_upload_bytes + FRAMING_BYTES
+        return self._settings.max_body_bytes
 
 
 class _Exchange:

@@ -12,6 +12,7 @@ from fastapi import Request
 from lorry.chat_template import ChatTemplate
 from lorry.errors import AdapterNotFound, AdapterUnloading, RequestInvalid
 from lorry.ids import AdapterName, VersionId
+from lorry.server.receiving import UploadRoom
 from lorry.server.settings import ServerSettings
 from lorry.server.shutdown import Shutdown
 from lorry.supervisor import Supervisor
@@ -42,6 +43,7 @@ class Service:
     telemetry: Telemetry
     shutdown: Shutdown = field(default_factory=Shutdown)
     started_s: float = field(default_factory=time.time)
+    uploads: UploadRoom = field(default_factory=UploadRoom)
     encoding: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(2))
     """Threads for long texts; each can keep a core busy."""
     rendering: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(4))

@@ -17,6 +17,9 @@ class ServerSettings:
     """Any of them opens every route; none given: all routes are open."""
     max_body_bytes: int = 64 * MIB
     """A longer request is refused with 413. A million token ids written out are about 6 MB."""
+    max_upload_bytes: int = 1024 * MIB
+    """The same for uploads of adapters, and for their files once unpacked; also the memory that all
+    uploads under way take together."""
     request_timeout_s: float = 600.0
     """Longest life of an inference request, waiting included."""
     max_sequences_per_request: int = 1024

@@ -1,14 +1,19 @@
 """The registry as the store has it, beside the manifests of every version that may still be asked
 for."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.parcels import MEMORY
 from lorry.artifacts.snapshot import Manifest
 from lorry.errors import BrokenInvariant
-from lorry.ids import AdapterName, VersionId
+from lorry.ids import AdapterName, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.store.store import AdapterRecord, AuditEntry, Store
+
+log = logging.getLogger(__name__)
 
 PREVIOUS_MAX = 8
 """Versions a name remembers for rollback."""
@@ -32,6 +37,44 @@ class Registry:
                 manifest = self._store.manifest(version)
                 if manifest is not None:
                     self.manifests[version] = manifest
+
+    def mend(self, cache: DiskCache, at_s: float) -> None:
+        """Give each name whose version was in memory only, and went with the last server, its
+        newest earlier version that is on the disk; without one it stays as it is, and says so when
+        it is asked for. Blocks; raises `StorageFailed`."""
+        for record in tuple(self.records.values()):
+            version = record.manifest.version
+            if not record.source.startswith(MEMORY) or cache.get(version, record.manifest):
+                continue
+            for place, previous in enumerate(record.previous):
+                manifest = self.manifests.get(previous)
+                if manifest is not None and cache.get(previous, manifest) is not None:
+                    self._fall_back(record, place, manifest, at_s)
+                    break
+            else:
+                log.warning("'%s': its weights were in memory only; send them again", record.name)
+
+    def _fall_back(
+        self, record: AdapterRecord, place: int, manifest: Manifest, at_s: float
+    ) -> None:
+        version = manifest.version
+        earlier = record.previous[place + 1 :]
+        sources = record.previous_sources
+        mended = replace(
+            record,
+            manifest=manifest,
+            source=sources.get(version, record.source),
+            previous=earlier,
+            previous_sources={v: sources[v] for v in earlier if v in sources},
+            updated_s=at_s,
+        )
+        detail = f"{short(record.manifest.version)} was in memory only"
+        self._store.put(mended, AuditEntry(at_s, "rollback", record.name, version, detail=detail))
+        self.records[record.name] = mended
+        log.warning(
+            "'%s': version %s was in memory only and went with the last server; it serves %s again",
+            *(record.name, short(record.manifest.version), short(version)),
+        )
 
     def change(self, command: cm.Commit, at_s: float) -> AdapterRecord | None:
         """What a commit makes of its adapter's record; None: it is erased."""

@@ -6,6 +6,7 @@ report; only a bug of ours ends the server.
 """
 
 import logging
+import operator
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,11 +18,19 @@ import anyio.lowlevel
 from anyio import to_thread
 
 from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.parcels import Parcel, came_with_a_request
 from lorry.artifacts.snapshot import Snapshot
 from lorry.artifacts.sources import resolve_local
 from lorry.clock import Clock
 from lorry.engine import Engine, EngineDown, LoraVersion
-from lorry.errors import AdapterInvalid, EngineRejected, EngineTimeout, LorryError, StorageFailed
+from lorry.errors import (
+    AdapterInvalid,
+    EngineRejected,
+    EngineTimeout,
+    LorryError,
+    SourceNotFound,
+    StorageFailed,
+)
 from lorry.ids import AdapterName, OperationId, ReplicaId, TicketId, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
@@ -32,6 +41,7 @@ from lorry.supervisor.changes import Changes
 from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import ABORT_S, Request
 from lorry.supervisor.settings import SupervisorSettings
+from lorry.supervisor.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +72,7 @@ class Shell:
         self.clock = clock
         self.book = Book(settings.operations_kept, self._progress)
         self.changes = Changes(settings.changes_kept)
+        self.uploads = Uploads(cache, fleet.world.referenced, self._tell_of_copy)
         self.requests: dict[TicketId, Request] = {}
         self.load_seconds: list[float] = []
         self.down_reasons: dict[ReplicaId, str] = dict.fromkeys(engines, "starting")
@@ -116,7 +127,7 @@ class Shell:
             case cm.Commit():
                 self._spawn(self._commit, command)
             case cm.Purge(version):
-                self._spawn(self._purge, version)
+                self._spawn(self._drop, version)
 
     def _spawn(self, task: Callable[..., object], *arguments: object) -> None:
         assert self._tasks is not None, "the supervisor has not been entered"
@@ -134,6 +145,8 @@ class Shell:
         stop = self._fetching.pop(view.name, None)
         if stop is not None:
             stop.set()
+        for version in self.uploads.end(operation):
+            self._spawn(self.uploads.copy, version)
         if view.version is not None:
             self._forget(view.version)
         self._tell_ended()
@@ -157,6 +170,11 @@ class Shell:
         if not self.fleet.world.referenced(version):
             self.registry.forget_unused(version)
             self.cache.release(version)
+            if version not in self.registry.manifests and self.uploads.forget(version):
+                self._spawn(self._purge, version)
+
+    def _tell_of_copy(self, name: AdapterName, version: VersionId, text: str) -> None:
+        self.changes.add(self.clock.wall_s(), "failed", name, version, text)
 
     # Commands
 
@@ -178,10 +196,12 @@ class Shell:
         stop = threading.Event()
         if command.expected is None:
             self._fetching[command.name] = stop
+        parcel = self.uploads.find(command.source)
+        in_memory = parcel is not None and parcel.in_memory
         try:
-            snapshot = await to_thread.run_sync(
-                self._snapshot, command, stop, limiter=self._disk_threads
-            )
+            work = partial(self._snapshot, command, stop, parcel)
+            threads = self.uploads.judging if in_memory else self._disk_threads
+            snapshot = await to_thread.run_sync(work, limiter=threads)
         except LorryError as error:
             self.feed(ev.FetchFailed(command.operation, error))
             return
@@ -199,12 +219,26 @@ class Shell:
             self.feed(ev.FetchFailed(command.operation, AdapterInvalid(message)))
             return
         self.registry.manifests[version] = snapshot.manifest
+        if parcel is not None and self.uploads.fetched(command.name, parcel, version):
+            self._spawn(self.uploads.copy, version)
         spec = ev.VersionSpec(version, snapshot.manifest.host_bytes)
         self.feed(ev.Fetched(command.operation, spec))
+        for asked in tuple(self.fleet.world.asked.get(command.name, ()))[:1]:
+            self.book.view(asked.id)  # takes note of the version while the call is under way
 
-    def _snapshot(self, command: cm.Fetch, stop: threading.Event) -> Snapshot:
+    def _snapshot(
+        self, command: cm.Fetch, stop: threading.Event, parcel: Parcel | None
+    ) -> Snapshot:
         """In a worker thread."""
         capabilities = next(iter(self.engines.values())).capabilities()
+        if parcel is not None:
+            limits = capabilities.base, capabilities.max_lora_rank
+            return parcel.snapshot(command.name, self.cache, *limits, stop.is_set)
+        if came_with_a_request(command.source):
+            raise SourceNotFound(
+                f"The files of '{command.name}' came with a request ({command.source}) and are not "
+                "kept on the disk any more; send them again."
+            )
         folder = resolve_local(command.source, self.settings.adapter_roots)
         return self.cache.snapshot(
             command.name,
@@ -218,15 +252,16 @@ class Shell:
     async def _load(self, command: cm.Load) -> None:
         began_ms = self.clock.now_ms()
         try:
-            path = await to_thread.run_sync(
-                self.cache.open, command.version, limiter=self._disk_threads
-            )
-            if path is None:
-                error: LorryError = StorageFailed(f"The snapshot of '{command.name}' is gone.")
-                self.feed(ev.LoadFailed(command.operation, error, missing=True))
-                return
-            with anyio.fail_after(self.settings.load_timeout_s):
-                await self.engines[command.replica].add_lora(self._version(command, path))
+            with self.uploads.reading(command.version) as memory:
+                path = memory or await to_thread.run_sync(
+                    self.cache.open, command.version, limiter=self._disk_threads
+                )
+                if path is None:
+                    error: LorryError = StorageFailed(f"The snapshot of '{command.name}' is gone.")
+                    self.feed(ev.LoadFailed(command.operation, error, missing=True))
+                    return
+                with anyio.fail_after(self.settings.load_timeout_s):
+                    await self.engines[command.replica].add_lora(self._version(command, path))
         except (TimeoutError, EngineTimeout) as problem:
             error = _timeout(f"load of '{command.name}'", problem)
             self.feed(ev.LoadFailed(command.operation, error, unsure=True))
@@ -275,8 +310,10 @@ class Shell:
     async def _commit(self, command: cm.Commit) -> None:
         """The thread is not given up on cancellation: a write that was begun is told to the
         core."""
-        at_s = self.clock.wall_s()
         try:
+            if command.version is not None:
+                await self.uploads.durable(command.version, self.settings.load_timeout_s)
+            at_s = self.clock.wall_s()
             record = self.registry.change(command, at_s)
             write = partial(self.registry.write, command, record, at_s)
             await to_thread.run_sync(write, limiter=self._store_thread)
@@ -299,6 +336,14 @@ class Shell:
             await to_thread.run_sync(self.cache.remove, version, limiter=self._disk_threads)
         except LorryError as error:
             log.warning("purge of %s: %s", short(version), error)
+
+    async def _drop(self, version: VersionId) -> None:
+        """Remove an upload that nobody can ask for any more, unless it has come again meanwhile."""
+        try:
+            keep = partial(operator.ne, version)
+            await to_thread.run_sync(self.cache.retain, keep, limiter=self._disk_threads)
+        except LorryError as error:
+            log.warning("removal of %s: %s", short(version), error)
 
     # Engines and time
 

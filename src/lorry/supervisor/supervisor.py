@@ -13,7 +13,9 @@ import anyio
 from anyio import to_thread
 
 from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.memory import remove_abandoned
 from lorry.artifacts.names import check_adapter_name
+from lorry.artifacts.parcels import Parcel
 from lorry.clock import Clock, SystemClock
 from lorry.engine import (
     Engine,
@@ -96,7 +98,7 @@ class Supervisor:
         """Start the engines, read the registry, and wait until the engines are up."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_parts)
-            await to_thread.run_sync(self._registry.read)
+            await to_thread.run_sync(self._read)
             async with anyio.create_task_group() as starting:
                 for engine in self._engines.values():
                     starting.start_soon(engine.start)
@@ -120,6 +122,7 @@ class Supervisor:
         self._closing = True
         with anyio.move_on_after(self._settings.shutdown_s):
             await self._shell.until_idle()
+            await self._shell.uploads.flush()
         for request in tuple(self._shell.requests.values()):
             request.abort(ShuttingDown("The server is stopping."))
         await self._stack.aclose()
@@ -128,7 +131,14 @@ class Supervisor:
         with anyio.CancelScope(shield=True):
             for engine in self._engines.values():
                 await engine.aclose()
+            self._shell.uploads.close()
             await to_thread.run_sync(self._store.close)
+
+    def _read(self) -> None:
+        """In a worker thread: what is registered, and on the disk."""
+        remove_abandoned()
+        self._registry.read()
+        self._registry.mend(self._shell.cache, self._clock.wall_s())
 
     def _restore(self) -> None:
         """The core's first events: which replicas there are, and what the registry holds."""
@@ -165,6 +175,11 @@ class Supervisor:
         """Of the engines, which all serve one base."""
         return next(iter(self._engines.values())).capabilities()
 
+    @property
+    def cache(self) -> DiskCache:
+        """The disk cache, for files on their way to a load."""
+        return self._shell.cache
+
     # Pictures
 
     def adapters(self) -> tuple[AdapterView, ...]:
@@ -196,10 +211,19 @@ class Supervisor:
 
     # Admin calls: begun now, refused now when hopeless; their end is waited for separately
 
-    def load(self, request: LoadRequest) -> OperationView:
+    def load(self, request: LoadRequest, parcel: Parcel | None = None) -> OperationView:
         """Serve an adapter: fetch, judge, load, publish. Raises at once for a name that no adapter
-        may have."""
-        check_adapter_name(request.name, self._base_names)
+        may have. The files may come with the call, in a parcel whose source the request names; it
+        is taken over and closed, whatever happens."""
+        try:
+            check_adapter_name(request.name, self._base_names)
+            return self._load(request, parcel)
+        except BaseException:
+            if parcel is not None:
+                parcel.close()
+            raise
+
+    def _load(self, request: LoadRequest, parcel: Parcel | None) -> OperationView:
         event = ev.LoadAsked(
             self._fleet.next_operation(),
             request.name,
@@ -211,7 +235,7 @@ class Supervisor:
             load=request.load,
             strategy=ev.Strategy(request.strategy),
         )
-        return self._ask("load", event)
+        return self._ask("load", event, parcel)
 
     async def check(self, source: str, name: str | None = None) -> CheckView:
         """What `load` would find and do; changes nothing. Raises `Forbidden`, `RequestInvalid`."""
@@ -263,11 +287,13 @@ class Supervisor:
         wanted = short(version) if version is not None else "earlier version"
         raise AdapterNotFound(f"No {wanted} of '{name}' is kept on disk.", param="version")
 
-    def _ask(self, kind: str, event: AdminCall) -> OperationView:
+    def _ask(self, kind: str, event: AdminCall, parcel: Parcel | None = None) -> OperationView:
         """Feed it; raise at once what refuses it at once."""
         if self._closing:
             raise ShuttingDown("The server is stopping and takes no new operations.")
         self._shell.book.begin(event.operation, kind, event.name, self._clock.wall_s())
+        if parcel is not None:
+            self._shell.uploads.begin(event.operation, parcel)
         self._shell.feed(event)
         view = self._shell.book.view(event.operation)
         if view.error is not None:

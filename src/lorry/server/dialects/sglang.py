@@ -18,6 +18,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lorry.artifacts.parcels import Parcel
 from lorry.engine import SamplingParams
 from lorry.errors import (
     AdapterConflict,
@@ -96,8 +97,17 @@ async def load_lora_adapter(request: LoadLoraRequest, service: Caller) -> Respon
     """Load an adapter under a new name; one that must leave for it leaves first."""
     name = AdapterName(request.lora_name)
     wanted = LoadRequest(name, request.lora_path, mode="create", pinned=request.pinned)
+    return await load_and_tell(service, wanted)
+
+
+async def load_and_tell(
+    service: Service, wanted: LoadRequest, parcel: Parcel | None = None
+) -> Response:
+    """Load, and answer as SGLang does. Raises `AdapterConflict` in its words for a name that is
+    taken."""
+    name = wanted.name
     try:
-        await finish(service, service.supervisor.load(wanted))
+        await finish(service, service.supervisor.load(wanted, parcel))
     except OperationCancelled:
         raise
     except AdapterConflict as error:

@@ -1,0 +1,107 @@
+"""Adapters in memory: no name on a disk, nothing left behind."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.memory import (
+    ABANDONED_S,
+    LINKS_PREFIX,
+    MemoryFile,
+    MemoryFolder,
+    remove_abandoned,
+    snapshot_in_memory,
+)
+from lorry.errors import AdapterInvalid, RequestAborted, RequestInvalid
+from tests.fixtures.adapters import TINY_BASE, AdapterFiles, good_adapter
+from tests.fixtures.uploads import folder_files
+
+RANK = 16
+
+
+def folder_of(files: AdapterFiles) -> MemoryFolder:
+    folder = MemoryFolder("the request")
+    for name, content in folder_files(files).items():
+        folder.create(name).write(content)
+    return folder
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_snapshot_in_memory_is_the_same_bytes_as_one_on_the_disk(tmp_path: Path) -> None:
+    before = descriptors()
+    folder = folder_of(good_adapter(1))
+    made = snapshot_in_memory("x", folder, TINY_BASE, RANK)
+    folder.close()
+    source = good_adapter(1).write(tmp_path / "source")
+    on_disk = DiskCache(tmp_path / "cache", None).snapshot("x", source, TINY_BASE, RANK)
+    assert made.snapshot.manifest == on_disk.manifest
+    for path in on_disk.path.iterdir():
+        linked = made.snapshot.path / path.name
+        assert str(linked.readlink().readlink()).startswith("/memfd:")
+        assert linked.read_bytes() == path.read_bytes()
+    adopting = DiskCache(tmp_path / "other", None)
+    kept = adopting.adopt("x", made.snapshot)
+    made.close()
+    made.close()
+    assert not made.snapshot.path.exists()
+    for path in on_disk.path.iterdir():
+        assert (kept.path / path.name).read_bytes() == path.read_bytes()
+    assert descriptors() == before
+
+
+def test_a_bad_adapter_leaves_nothing() -> None:
+    before, links = descriptors(), set(Path("/dev/shm").glob(f"{LINKS_PREFIX}*"))
+    files = good_adapter(1)
+    files.config["r"] = 5
+    folder = folder_of(files)
+    with pytest.raises(AdapterInvalid):
+        snapshot_in_memory("x", folder, TINY_BASE, RANK)
+    sound = folder_of(good_adapter(1))
+    with pytest.raises(RequestAborted):
+        snapshot_in_memory("x", sound, TINY_BASE, RANK, lambda: True)
+    for one in (folder, folder, sound):
+        one.close()
+    assert set(Path("/dev/shm").glob(f"{LINKS_PREFIX}*")) <= links
+    assert descriptors() == before
+
+
+def test_a_part_comes_once() -> None:
+    folder = MemoryFolder("the request")
+    folder.create("a").write(b"1")
+    with pytest.raises(RequestInvalid, match="twice"):
+        folder.create("a")
+    assert (folder.size, folder.names(), folder.open("b")) == (1, {"a"}, None)
+    folder.close()
+
+
+def test_a_reader_keeps_what_it_has_open() -> None:
+    file = MemoryFile("a")
+    file.write(b"weights")
+    reader = file.open()
+    file.close()
+    assert reader.read(0, 100) == b"weights"
+    reader.close()
+
+
+def test_links_of_killed_processes_are_removed_and_those_of_living_ones_kept(
+    tmp_path: Path,
+) -> None:
+    old, young, locked = (tmp_path / f"{LINKS_PREFIX}{name}" for name in "abc")
+    for path in (old, young, locked):
+        path.mkdir()
+        (path / "adapter_model.safetensors").symlink_to("/proc/1/fd/99")
+    for path in (old, locked):
+        os.utime(path, (0, 0))
+    lock = os.open(locked, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (tmp_path / "other").mkdir()
+    assert ABANDONED_S > 0
+    assert remove_abandoned(tmp_path) == 1
+    assert sorted(tmp_path.iterdir()) == sorted([young, locked, tmp_path / "other"])
+    os.close(lock)
