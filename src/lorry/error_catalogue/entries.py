@@ -6,12 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from lorry.error_catalogue.adapters import ADAPTERS
+from lorry.error_catalogue.clients import CLIENTS
 from lorry.error_catalogue.requests import REQUESTS
 from lorry.error_catalogue.server import SERVER
 from lorry.error_catalogue.words import Words
 from lorry.errors import LorryError
 
-WORDS: Mapping[type[LorryError], Words] = {**REQUESTS, **ADAPTERS, **SERVER}
+WORDS: Mapping[type[LorryError], Words] = {
+    **REQUESTS,
+    **ADAPTERS,
+    **SERVER,
+    **CLIENTS,
+}
 """The texts of each class."""
 
 TYPES: Mapping[int, str] = {
@@ -25,6 +31,7 @@ TYPES: Mapping[int, str] = {
     422: "UnprocessableEntityError",
     429: "RateLimitError",
     500: "InternalServerError",
+    502: "BadGatewayError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
 }

@@ -35,9 +35,16 @@ async def cancel_operation(operation: int, service: Caller) -> dict[str, Any]:
 async def follow_events(
     service: Caller,
     after: Annotated[int, Query(ge=0, description="the last sequence number already known")] = 0,
+    follow: Annotated[
+        bool, Query(description="false: answer those that are remembered, as a list in JSON")
+    ] = True,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Changes as they happen, as server-sent events; reconnecting browsers say where they were."""
+    """Changes as they happen, as server-sent events; reconnecting browsers say where they were.
+    `sequence` starts at 1 with each life of the server, and a gap means that some were missed."""
+    if not follow:
+        data = [event_shape(change) for change in service.supervisor.changes(after)]
+        return json_response({"object": "list", "data": data})
     if last_event_id is not None and last_event_id.isdigit():
         after = int(last_event_id)
 
@@ -94,8 +101,9 @@ def _error(error: LorryError | None) -> Any:
     return None if error is None else error_body(error)["error"]
 
 
-def _event(change: ChangeEvent) -> bytes:
-    shape = {
+def event_shape(change: ChangeEvent) -> dict[str, Any]:
+    """A change in JSON."""
+    return {
         "sequence": change.sequence,
         "at": change.at_s,
         "kind": change.kind,
@@ -104,8 +112,11 @@ def _event(change: ChangeEvent) -> bytes:
         "short_version": change.version and short(change.version),
         "text": change.text,
     }
+
+
+def _event(change: ChangeEvent) -> bytes:
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (
         change.sequence,
         change.kind.encode(),
-        to_json(shape),
+        to_json(event_shape(change)),
     )

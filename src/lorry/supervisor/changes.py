@@ -33,11 +33,18 @@ class Changes:
         self._more.set()
         self._more = anyio.Event()
 
+    def since(self, after: int) -> tuple[ChangeEvent, ...]:
+        """Those remembered with a sequence number above `after`. A number that was not given yet
+        is of an earlier life of the server: then all."""
+        if after > self._last:
+            after = 0
+        return tuple(change for change in self._kept if change.sequence > after)
+
     async def follow(self, after: int) -> AsyncIterator[ChangeEvent]:
-        """Every change with a sequence number above `after`, for ever."""
+        """As `since`, and then those that come, for ever."""
         while True:
             more = self._more
-            fresh = [change for change in self._kept if change.sequence > after]
+            fresh = self.since(after)
             for change in fresh:
                 after = change.sequence
                 yield change

@@ -13,6 +13,7 @@ import anyio
 from anyio import to_thread
 
 from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.comparing import Difference
 from lorry.artifacts.names import check_adapter_name
 from lorry.clock import Clock, SystemClock
 from lorry.engine import (
@@ -33,6 +34,7 @@ from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
 from lorry.store.store import Store
 from lorry.supervisor import picture
 from lorry.supervisor.checking import Checker, CheckView
+from lorry.supervisor.comparing import Comparer
 from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import Request
 from lorry.supervisor.settings import SupervisorSettings
@@ -86,6 +88,7 @@ class Supervisor:
         self._registry = Registry(store)
         self._shell = Shell(self._fleet, engines, self._registry, cache, settings, self._clock)
         self._checker = Checker(self._fleet, settings, self._base_names)
+        self._comparer = Comparer(self._registry, cache, settings)
         self._last_ticket = 0
         self._closing = False
         self._stack = AsyncExitStack()
@@ -189,6 +192,10 @@ class Supervisor:
         """Each engine's last word about itself."""
         return {replica: engine.health() for replica, engine in self._engines.items()}
 
+    def changes(self, after: int = 0) -> tuple[ChangeEvent, ...]:
+        """Changes with a sequence above `after` that are remembered."""
+        return self._shell.changes.since(after)
+
     async def events(self, after: int = 0) -> AsyncIterator[ChangeEvent]:
         """Changes with a sequence above `after`, as they happen, without end."""
         async for change in self._shell.changes.follow(after):
@@ -216,6 +223,11 @@ class Supervisor:
     async def check(self, source: str, name: str | None = None) -> CheckView:
         """What `load` would find and do; changes nothing. Raises `Forbidden`, `RequestInvalid`."""
         return await self._checker.check(source, name, self.capabilities)
+
+    async def diff(self, a: str, b: str) -> Difference:
+        """What tells two adapters apart, each a name, `name@version` or a folder; changes nothing.
+        Raises `AdapterNotFound`, `SourceNotFound`, `Forbidden`, `AdapterInvalid`."""
+        return await self._comparer.diff(a, b)
 
     def unload(
         self,
