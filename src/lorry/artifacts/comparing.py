@@ -98,16 +98,24 @@ class Difference:
 def compare(a: Side, b: Side) -> Difference:
     """Read both and compare them. Blocks. Raises `SourceNotFound`, `Forbidden` or `AdapterInvalid`
     for what cannot be read."""
-    with Folder(a.folder, a.roots) as folder_a, Folder(b.folder, b.roots) as folder_b:
-        one, other = _Opened(a, folder_a), _Opened(b, folder_b)
-        names = sorted(one.modules.keys() | other.modules.keys(), key=_natural)
-        modules = tuple(_module(name, one, other) for name in names)
-        return Difference(
-            (a.title, b.title),
-            (one.facts(modules, 0), other.facts(modules, 1)),
-            () if a.is_snapshot or b.is_snapshot else _config_difference(one.raw, other.raw),
-            modules,
-        )
+    try:
+        with Folder(a.folder, a.roots) as folder_a, Folder(b.folder, b.roots) as folder_b:
+            return _compared(_Opened(a, folder_a), _Opened(b, folder_b))
+    except OSError as error:
+        reason = f"its files cannot be read ({error.strerror}); mend their permissions."
+        raise refuse(f"{a.title} or {b.title}", [reason]) from error
+
+
+def _compared(one: "_Opened", other: "_Opened") -> Difference:
+    names = sorted(one.modules.keys() | other.modules.keys(), key=_natural)
+    modules = tuple(_module(name, one, other) for name in names)
+    as_written = not (one.side.is_snapshot or other.side.is_snapshot)
+    return Difference(
+        (one.side.title, other.side.title),
+        (one.facts(modules, 0), other.facts(modules, 1)),
+        _config_difference(one.raw, other.raw) if as_written else (),
+        modules,
+    )
 
 
 class _Opened:
@@ -115,7 +123,7 @@ class _Opened:
 
     def __init__(self, side: Side, folder: Folder) -> None:
         content, self._files, tensors = contents(folder)
-        self._title = side.title
+        self.side = side
         raw, problems = read_config(content)
         self.raw: Mapping[str, Any] = raw or {}
         self.config, more = parse_config(self.raw)
@@ -159,7 +167,7 @@ class _Opened:
             scale = scale_for(self.config, name)
         except (PatternFailed, TimeoutError) as error:
             raise refuse(
-                self._title, [f"A pattern of its config cannot be read: {error}"]
+                self.side.title, [f"A pattern of its config cannot be read: {error}"]
             ) from None
         return _numbers(self._files, sides["A"]), scale * _numbers(self._files, sides["B"])
 

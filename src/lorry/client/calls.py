@@ -42,21 +42,26 @@ class Call(Generic[T]):
         return f"{self.method} {self.path}"
 
 
-class LoadOptions(TypedDict, total=False):
-    """What a load may be told beside name and source."""
-
+class _Options(TypedDict, total=False):
     pinned: bool
     """Left out: as it was, or not pinned."""
     labels: Mapping[str, str]
+    if_match: str
+    """Replace only while this version is served: 12 digits of it or more."""
     settings: Mapping[str, Any]
     """Further fields of PUT /v1/adapters/{name}, which this release need not know."""
 
 
-class ReplaceOptions(LoadOptions, total=False):
+class LoadOptions(_Options, total=False):
+    """What a load may be told beside name and source."""
+
+    replace: bool
+    """Replace the version that is served, if there is one."""
+
+
+class ReplaceOptions(_Options, total=False):
     """What a replace may be told beside name and source."""
 
-    if_match: str
-    """Replace only while this version is served: 12 digits of it or more."""
     drain_first: bool
     """Unload the old version before the new one is loaded, for when there is no room for both."""
 
@@ -114,14 +119,16 @@ def load(
     name: str,
     source: str,
     *,
+    replace: bool = False,
     register_only: bool = False,
+    if_match: str | None = None,
     pinned: bool | None = None,
     labels: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Call[Operation]:
-    """A name that is new."""
+    """A name that is new, or, with `replace`, also one that is taken."""
     body = _load_body(source, pinned, labels, settings)
-    return put_adapter(name, {**body, "replace": False, "load": not register_only})
+    return put_adapter(name, {**body, "replace": replace, "load": not register_only}, if_match)
 
 
 def replace(
@@ -231,6 +238,11 @@ def list_events(after: int) -> Call[tuple[Event, ...]]:
 def follow_events(after: int) -> Call[None]:
     """The same, and then those that come."""
     return Call("GET", "/v1/events", lambda _: None, {"after": str(after)})
+
+
+def get_model(name: str) -> Call[Json]:
+    """The card of a model."""
+    return Call("GET", f"/v1/models/{quote(name, safe='')}", dict)
 
 
 def list_replicas() -> Call[tuple[Replica, ...]]:

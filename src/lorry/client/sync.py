@@ -58,7 +58,8 @@ class Adapters:
         **options: Unpack[LoadOptions],
     ) -> Adapter:
         """Load the folder `source` of the server's machine under a name that is new. Raises
-        `AdapterConflict` for one that is taken, `AdapterInvalid` with every problem."""
+        `AdapterConflict` for one that is taken (unless `replace`), `AdapterInvalid` with every
+        problem."""
         return self._long(name, calls.load(name, source, **options), progress)
 
     def register(self, name: str, source: str, **options: Unpack[LoadOptions]) -> Adapter:
@@ -278,6 +279,11 @@ class Client:
     def models(self) -> tuple[str, ...]:
         """Every name that can be asked: the base's and the adapters'."""
         return self._wire.run(flows.request(calls.list_models(), self._wire.place.retry))
+
+    def model(self, name: str) -> Json:
+        """OpenAI's card of the base, of an adapter or of `name@version`. Raises
+        `AdapterNotFound`."""
+        return self._wire.run(flows.request(calls.get_model(name), self._wire.place.retry))
 
     def replicas(self) -> tuple[Replica, ...]:
         """Every engine, and what its slots hold."""

@@ -1,0 +1,45 @@
+"""`lorry check` without `--base`: a running server judges, and says what a load would evict."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from lorry.cli.screen import adapter_sheet, console, write_json
+from lorry.cli.server import absolute, connect
+
+SHOWN_MAX = 20
+"""Problems for people; more would say the same of other layers, most often."""
+
+NO_FACTS = ("object", "ok", "source", "name", "problems")
+
+
+def check_on_server(path: Path, url: str, api_key: str | None, *, json: bool) -> bool:
+    """Whether the server could serve the adapter in `path`, which is a folder on its machine."""
+    with connect(url, api_key) as client:
+        found = client.adapters.check(absolute(str(path)))
+    if json:
+        write_json(found.raw)
+    elif found.ok:
+        title = Text.assemble(("ok: ", "bold green"), f"{path} can be served")
+        facts = {key: value for key, value in found.raw.items() if key not in NO_FACTS}
+        console().print(Group(title, adapter_sheet(facts)))
+    else:
+        lines = problem_lines(path, [problem.raw for problem in found.problems])
+        console().print(lines, soft_wrap=True)
+    return found.ok
+
+
+def problem_lines(path: Path, problems: Sequence[Mapping[str, Any]]) -> Group:
+    """All that is wrong, each with its fix."""
+    count = len(problems)
+    plural = "s" if count > 1 else ""
+    lines = [Text.assemble(("refused: ", "bold red"), f"{path} has {count} problem{plural}")]
+    for number, problem in enumerate(problems[:SHOWN_MAX], start=1):
+        lines.append(Text(f"{number:3}. {problem.get('problem')}"))
+        lines.append(Text.assemble(("     fix: ", "green"), str(problem.get("fix"))))
+    if count > SHOWN_MAX:
+        lines.append(Text(f"     and {count - SHOWN_MAX} more; --json lists them", "dim"))
+    return Group(*lines)
