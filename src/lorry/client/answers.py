@@ -7,6 +7,7 @@ import json
 import re
 import time
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -33,9 +34,10 @@ NOT_SENT = (
 def checked_url(url: str) -> str:
     """The URL without its last slash. Raises `ServerUnreachable` for one that cannot be meant."""
     try:
-        parts = httpx.URL(url)
+        parts = urlsplit(url)
         fault = "it must begin with http:// or https:// and name a host"
-        sound = parts.scheme in ("http", "https") and bool(parts.host)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        httpx.URL(url)
     except (httpx.InvalidURL, ValueError, UnicodeError) as error:
         fault, sound = str(error), False
     if not sound:

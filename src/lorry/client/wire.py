@@ -122,7 +122,8 @@ class Wire:
         try:
             answer = self._http.request(**self.place.request(call))
         except HTTP_ERRORS as error:
-            raise self.place.lost(call, error) from error
+            lost = self.place.lost(call, error)
+            raise lost from error
         return self.place.read(call, answer)
 
     def stream(self, call: Call[Any]) -> Iterator[str]:
@@ -139,7 +140,8 @@ class Wire:
                 for piece in answer.iter_bytes():
                     yield from reader.feed(piece)
         except HTTP_ERRORS as error:
-            raise self.place.lost(call, error) from error
+            lost = self.place.lost(call, error)
+            raise lost from error
 
 
 class AsyncWire:
@@ -180,7 +182,8 @@ class AsyncWire:
         try:
             answer = await self._http.request(**self.place.request(call))
         except HTTP_ERRORS as error:
-            raise self.place.lost(call, error) from error
+            lost = self.place.lost(call, error)
+            raise lost from error
         return self.place.read(call, answer)
 
     async def stream(self, call: Call[Any]) -> AsyncGenerator[str]:
@@ -198,4 +201,5 @@ class AsyncWire:
                     for data in reader.feed(piece):
                         yield data
         except HTTP_ERRORS as error:
-            raise self.place.lost(call, error) from error
+            lost = self.place.lost(call, error)
+            raise lost from error
