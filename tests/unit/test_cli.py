@@ -66,7 +66,11 @@ def shown(thing: object, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "serve", "demo", "load", "unload", "ls", "show", "pin", "unpin", "rollback"],
+    [
+        *("", "serve", "demo", "load", "replace", "unload", "ls", "show", "pin", "unpin"),
+        *("rollback", "prefetch", "top", "events", "check", "diff", "compare", "chat"),
+        *("explain", "completion"),
+    ],
 )
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*command.split(), "--help") == 0
@@ -120,6 +124,16 @@ def test_wrong_use_is_code_2_and_no_traceback(
         ("pin", "a"),
         ("unpin", "a"),
         ("rollback", "a"),
+        ("replace", "a", "/b"),
+        ("prefetch", "a"),
+        ("ls", "--watch"),
+        ("top",),
+        ("events",),
+        ("events", "--follow"),
+        ("check", "/b"),
+        ("diff", "a", "b"),
+        ("compare", "hello", "--adapters", "a,b"),
+        ("chat", "a"),
     ],
 )
 def test_no_server_is_code_3_and_says_where_it_was_sought(

@@ -1,5 +1,6 @@
 """The commands that change or show the adapters of a running server."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -145,7 +146,7 @@ def ls(
     """List the adapters and where each of them is."""
     with connect(url, api_key) as client:
         if watch:
-            repeat(lambda: _listed(client), interval, as_json=json)
+            repeat(partial(_listed, client), interval, as_json=json)
         elif json:
             write_json(_listed(client)[1])
         else:

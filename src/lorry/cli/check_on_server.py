@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Group
 from rich.text import Text
 
-from lorry.cli.screen import adapter_sheet, console, write_json
+from lorry.cli.screen import adapter_sheet, console, report, write_json
 from lorry.cli.server import absolute, connect
+from lorry.errors import ServerUnreachable
+
+UNREACHABLE = 3
 
 SHOWN_MAX = 20
 """Problems for people; more would say the same of other layers, most often."""
@@ -18,8 +22,13 @@ NO_FACTS = ("object", "ok", "source", "name", "problems")
 
 def check_on_server(path: Path, url: str, api_key: str | None, *, json: bool) -> bool:
     """Whether the server could serve the adapter in `path`, which is a folder on its machine."""
-    with connect(url, api_key) as client:
-        found = client.adapters.check(absolute(str(path)))
+    try:
+        with connect(url, api_key) as client:
+            found = client.adapters.check(absolute(str(path)))
+    except ServerUnreachable as error:
+        action = "Name the base model with --base, which needs no server, or start a server."
+        report(error.message, action=action, note=error.code)
+        raise typer.Exit(UNREACHABLE) from None
     if json:
         write_json(found.raw)
     elif found.ok:

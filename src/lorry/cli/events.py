@@ -2,6 +2,7 @@
 
 import json as json_module
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -45,27 +46,44 @@ def events(
     api_key: ApiKey = None,
 ) -> None:
     """Show what happened to adapters and engines, with the reasons."""
+    if follow:
+        with suppress(KeyboardInterrupt):
+            newest = _past(url, api_key, last, after, name, as_lines=True, json=json)
+            _follow(url, api_key, newest, name, json=json)
+    else:
+        _past(url, api_key, last, after, name, as_lines=False, json=json)
+
+
+def _past(
+    url: str,
+    api_key: str | None,
+    last: int,
+    after: int | None,
+    name: str | None,
+    *,
+    as_lines: bool,
+    json: bool,
+) -> int:
+    """Show what has been; the newest sequence number there is."""
     with connect(url, api_key) as client:
         past = client.events.list(after or 0)
-    newest = past[-1].sequence if past else after or 0
     wanted = [event for event in past if name in (None, event.name)]
     shown = wanted if after is not None else wanted[len(wanted) - min(last, len(wanted)) :]
-    if json and not follow:
+    if json and not as_lines:
         write_json([event.raw for event in shown])
-        return
-    for event in shown:
-        _show(event, as_json=json)
-    if not follow:
-        if not shown:
-            console().print("No events yet.")
-        return
-    try:
-        with connect(url, api_key, patient=True) as client:
-            for event in client.events.follow(newest):
-                if name in (None, event.name):
-                    _show(event, as_json=json)
-    except KeyboardInterrupt:
-        return
+    elif not shown and not as_lines:
+        console().print("No events yet.")
+    else:
+        for event in shown:
+            _show(event, as_json=json)
+    return past[-1].sequence if past else after or 0
+
+
+def _follow(url: str, api_key: str | None, after: int, name: str | None, *, json: bool) -> None:
+    with connect(url, api_key, patient=True) as client:
+        for event in client.events.follow(after):
+            if name in (None, event.name):
+                _show(event, as_json=json)
 
 
 def _show(event: Event, *, as_json: bool) -> None:

@@ -25,12 +25,11 @@ from lorry.cli import (
     serve,
     top,
 )
-from lorry.cli.screen import report_error
-from lorry.errors import AnswerInvalid, AnswerLost, LorryError, ServerUnreachable
+from lorry.cli.screen import NO_ANSWER, report_error
+from lorry.errors import LorryError
 
 REFUSED = 1
 UNREACHABLE = 3
-NO_ANSWER = (ServerUnreachable, AnswerLost, AnswerInvalid)
 INTERRUPTED = 130
 
 LISTS = ("--lora-modules", "--lora-paths")

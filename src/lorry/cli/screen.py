@@ -12,7 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lorry.errors import LorryError
+from lorry.errors import AnswerInvalid, AnswerLost, LorryError, ServerUnreachable
+
+NO_ANSWER = (ServerUnreachable, AnswerLost, AnswerInvalid)
+"""Of the client's own: no server has said anything."""
 
 PIPE_WIDTH = 120
 """Columns when the output is no terminal; Rich would take 80 and break lines in logs."""
@@ -54,7 +57,8 @@ def plain(text: str) -> str:
 
 def report_error(error: LorryError) -> None:
     """An error of the catalogue's, in the server's words where a server sent it."""
-    note = f"{error.code}, HTTP {error.status}"
+    answered = not isinstance(error, NO_ANSWER)
+    note = f"{error.code}, HTTP {error.status}" if answered else error.code
     report(error.message, details=error.details, action=error.action, note=note)
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -36,7 +37,7 @@ def top(
 
     With --json, one look as JSON; rates are those of one interval.
     """
-    with connect(url, api_key) as client:
+    with suppress(KeyboardInterrupt), connect(url, api_key) as client:
         watcher = Watcher(client)
         watcher.look()
         if once or json:

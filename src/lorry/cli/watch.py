@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -20,16 +21,14 @@ def repeat(look: Look, interval_s: float, *, as_json: bool = False) -> None:
     """Draw until Ctrl-C, which is how this is meant to end. Terminals are painted over, and keep
     the last picture; pipes get one picture, or with `as_json` one line of JSON, after the other.
     The first look may fail; later, the last picture stays with the error below it."""
-    picture, value = look()
-    try:
+    with suppress(KeyboardInterrupt):
+        picture, value = look()
         if as_json:
             _as_lines(look, value, interval_s)
         elif console().is_terminal:
             _painted(look, picture, interval_s)
         else:
             _one_after_the_other(look, picture, interval_s)
-    except KeyboardInterrupt:
-        return
 
 
 def _as_lines(look: Look, value: object, interval_s: float) -> None:
