@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -198,10 +197,9 @@ class AsyncWire:
                 if strange is not None:
                     raise strange
                 reader = EventReader()
-                async with aclosing(answer.aiter_bytes()) as body:
-                    async for piece in body:
-                        for data in reader.feed(piece):
-                            yield data
+                async for piece in answer.aiter_bytes():
+                    for data in reader.feed(piece):
+                        yield data
         except HTTP_ERRORS as error:
             lost = self.place.lost(call, error)
             raise lost from error
