@@ -12,7 +12,7 @@ from lorry import Client
 from lorry.cli import main
 from lorry.cli.chat import Talk
 from lorry.cli.server import complete_name
-from lorry.cli.top import Look, facts_of, read_samples
+from lorry.cli.top import Look, Watcher, facts_of, read_samples
 from tests.fixtures.live_server import LiveServer, live_server
 
 
@@ -114,8 +114,20 @@ def test_top_shows_slots_cache_queue_and_rates(shell: Shell) -> None:
         assert part in shell.out, part
 
 
+def test_tops_rates_are_those_of_the_servers_own_counters(shell: Shell) -> None:
+    shell.lorry("load", "x", shell.server.adapter(1))
+    with Client(shell.server.url) as client:
+        watcher = Watcher(client)
+        _, first = watcher.look()
+        client.chat("x", "hello", max_tokens=5)
+        client.chat("tiny", "hello", max_tokens=5)
+        _, second = watcher.look()
+    assert first["tokens_per_s"] is None
+    assert 0 < second["adapters"][0]["tokens_per_s"] < second["tokens_per_s"]
+
+
 def test_rates_are_per_second_and_survive_a_restart_of_the_server() -> None:
-    text = 'lorry_adapter_generated_tokens_total{{adapter="x"}} {}\n'
+    text = 'lorry_adapter_generation_tokens_total{{adapter="x"}} {}\n'
 
     def look(at_s: float, tokens: int) -> Look:
         from lorry.client import Adapter

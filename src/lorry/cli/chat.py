@@ -8,7 +8,8 @@ import typer
 from rich.text import Text
 
 from lorry.cli.compare import MaxTokens, System
-from lorry.cli.screen import console, plain, report, report_error
+from lorry.cli.reporting import plain, report_error
+from lorry.cli.screen import console, report
 from lorry.cli.server import ASKING_PANEL, DEFAULT_URL, ApiKey, Url, complete_name, connect
 from lorry.client import Client
 from lorry.client.calls import GenerateOptions

@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lorry.cli.screen import console, plain, write_json
+from lorry.cli.reporting import plain
+from lorry.cli.screen import console, write_json
 from lorry.cli.server import ASKING_PANEL, DEFAULT_URL, ApiKey, AsJson, Url, connect
 from lorry.client import Client
 from lorry.client.calls import GenerateOptions

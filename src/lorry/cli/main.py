@@ -25,7 +25,7 @@ from lorry.cli import (
     serve,
     top,
 )
-from lorry.cli.screen import NO_ANSWER, report_error
+from lorry.cli.reporting import NO_ANSWER, report_error
 from lorry.errors import LorryError
 
 REFUSED = 1
@@ -63,7 +63,11 @@ def _lorry(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version."),
     ] = False,
 ) -> None:
-    """Serve one base language model and thousands of LoRA adapters on it."""
+    """Serve one base language model and thousands of LoRA adapters on it.
+
+    First steps: lorry serve MODEL, then, from another terminal, lorry load NAME PATH,
+    lorry replace NAME PATH, lorry rollback NAME.
+    """
 
 
 for module in (

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -11,11 +10,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from lorry.errors import AnswerInvalid, AnswerLost, LorryError, ServerUnreachable
-
-NO_ANSWER = (ServerUnreachable, AnswerLost, AnswerInvalid)
-"""Of the client's own: no server has said anything."""
 
 PIPE_WIDTH = 120
 """Columns when the output is no terminal; Rich would take 80 and break lines in logs."""
@@ -48,18 +42,6 @@ def report(message: str, *, details: Sequence[str] = (), action: str = "", note:
         screen.print(Text(f"  {action}"), soft_wrap=True)
     if note:
         screen.print(Text(f"  ({note})", "dim"), soft_wrap=True)
-
-
-def plain(text: str) -> str:
-    """A model's text without control characters: some of them would steer the terminal."""
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
-
-
-def report_error(error: LorryError) -> None:
-    """An error of the catalogue's, in the server's words where a server sent it."""
-    answered = not isinstance(error, NO_ANSWER)
-    note = f"{error.code}, HTTP {error.status}" if answered else error.code
-    report(error.message, details=error.details, action=error.action, note=note)
 
 
 def size_text(count: object) -> str:

@@ -108,6 +108,7 @@ def facts_of(now: Look, before: Look | None) -> dict[str, Any]:
         "object": "top",
         "running": int(now.sum("lorry_leases")),
         "waiting": int(now.sum("lorry_tickets")),
+        "waiting_in_engine": sum(one.waiting for one in now.replicas),
         "operations": int(now.sum("lorry_operations")),
         "registered": len(now.adapters),
         "slots": [_slots(one) for one in now.replicas],
@@ -147,7 +148,7 @@ def _rows(now: Look, before: Look | None) -> list[dict[str, Any]]:
             "pinned": each.pinned,
             "running": each.leases,
             "waiting": each.waiting,
-            "tokens_per_s": _rate("lorry_adapter_generated_tokens_total", each.name, now, before),
+            "tokens_per_s": _rate("lorry_adapter_generation_tokens_total", each.name, now, before),
         }
         for each in now.adapters
     ]
@@ -173,7 +174,8 @@ def picture(url: str, facts: Mapping[str, Any]) -> RenderableType:
     lines = [
         Text.assemble(("lorry top ", "bold"), url),
         Text(
-            f"requests   {facts['running']} running, {facts['waiting']} waiting for an adapter; "
+            f"requests   {facts['running']} running, {facts['waiting']} waiting for an adapter, "
+            f"{facts['waiting_in_engine']} for the engine; "
             f"{_rate_text(facts['tokens_per_s'])} tokens/s"
         ),
         *(_slot_line(each) for each in facts["slots"]),

@@ -205,14 +205,17 @@ class AsyncEvents:
         for event in await self.list():
             yield event
 
-    async def list(self, after: int = 0) -> tuple[Event, ...]:
-        """Those that the server remembers, with a sequence number above `after`."""
-        return await self._wire.run(flows.request(calls.list_events(after), self._wire.place.retry))
+    async def list(self, after: int = 0, *, name: str | None = None) -> tuple[Event, ...]:
+        """Those that the server remembers, with a sequence number above `after`; with `name`,
+        those of one adapter."""
+        return await self._wire.run(
+            flows.request(calls.list_events(after, name), self._wire.place.retry)
+        )
 
-    async def follow(self, after: int = 0) -> AsyncGenerator[Event]:
+    async def follow(self, after: int = 0, *, name: str | None = None) -> AsyncGenerator[Event]:
         """The same, and then those that come, without end. A lost connection is made again; once
         that fails for `Retry.deadline_s`, its error is raised."""
-        watch = Watch(after, self._wire.place.retry)
+        watch = Watch(after, name, self._wire.place.retry)
         while True:
             try:
                 async with aclosing(self._wire.stream(watch.call())) as feed:

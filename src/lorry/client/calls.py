@@ -12,6 +12,9 @@ T = TypeVar("T")
 GENERATE_TIMEOUT_S = 600.0
 """For the answer of a model: a long one, behind a queue, on a CPU."""
 
+FEED_TIMEOUT_S = 60.0
+"""Without a word from an endless feed. The server says something every 15 s."""
+
 Message = Mapping[str, Any]
 """`role` and `content`."""
 
@@ -229,15 +232,20 @@ def number_of(operation: Operation | int) -> int:
     return operation.id if isinstance(operation, Operation) else operation
 
 
-def list_events(after: int) -> Call[tuple[Event, ...]]:
-    """Those remembered with a sequence number above `after`."""
-    params = {"follow": "false", "after": str(after)}
+def list_events(after: int, name: str | None = None) -> Call[tuple[Event, ...]]:
+    """Those remembered with a sequence number above `after`, of all adapters or of one."""
+    params = {"follow": "false", "after": str(after), **_named(name)}
     return Call("GET", "/v1/events", lambda told: _all(Event.read, told), params)
 
 
-def follow_events(after: int) -> Call[None]:
+def follow_events(after: int, name: str | None = None) -> Call[None]:
     """The same, and then those that come."""
-    return Call("GET", "/v1/events", lambda _: None, {"after": str(after)})
+    params = {"after": str(after), **_named(name)}
+    return Call("GET", "/v1/events", lambda _: None, params, timeout_s=FEED_TIMEOUT_S)
+
+
+def _named(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"name": name}
 
 
 def get_model(name: str) -> Call[Json]:

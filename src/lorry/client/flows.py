@@ -136,16 +136,17 @@ def follow(
 class Watch:
     """Where a reader of events is, over lost connections and new lives of the server."""
 
-    def __init__(self, after: int, retry: Retry) -> None:
-        """Events above `after` are wanted."""
+    def __init__(self, after: int, name: str | None, retry: Retry) -> None:
+        """Events above `after` are wanted, of all adapters or of one."""
         self._after = after
+        self._name = name
         self._last: Event | None = None
         self._retry = retry
         self._attempts = Attempts(retry)
 
     def call(self) -> Call[None]:
         """What to ask for next."""
-        return calls.follow_events(self._after)
+        return calls.follow_events(self._after, self._name)
 
     def seen(self, event: Event) -> None:
         """This one was given on."""

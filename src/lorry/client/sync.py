@@ -204,14 +204,15 @@ class Events:
     def __iter__(self) -> Iterator[Event]:
         return iter(self.list())
 
-    def list(self, after: int = 0) -> tuple[Event, ...]:
-        """Those that the server remembers, with a sequence number above `after`."""
-        return self._wire.run(flows.request(calls.list_events(after), self._wire.place.retry))
+    def list(self, after: int = 0, *, name: str | None = None) -> tuple[Event, ...]:
+        """Those that the server remembers, with a sequence number above `after`; with `name`,
+        those of one adapter."""
+        return self._wire.run(flows.request(calls.list_events(after, name), self._wire.place.retry))
 
-    def follow(self, after: int = 0) -> Iterator[Event]:
+    def follow(self, after: int = 0, *, name: str | None = None) -> Iterator[Event]:
         """The same, and then those that come, without end. A lost connection is made again; once
         that fails for `Retry.deadline_s`, its error is raised."""
-        watch = Watch(after, self._wire.place.retry)
+        watch = Watch(after, name, self._wire.place.retry)
         while True:
             try:
                 for data in self._wire.stream(watch.call()):

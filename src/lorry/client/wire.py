@@ -23,9 +23,6 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 CONNECT_TIMEOUT_S = 5.0
 
-FEED_TIMEOUT_S = 60.0
-"""Without a word from an endless feed. The server says something every 15 s."""
-
 HTTP_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError)
 
 

@@ -6,18 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lorry.error_catalogue.adapters import ADAPTERS
-from lorry.error_catalogue.clients import CLIENTS
 from lorry.error_catalogue.requests import REQUESTS
 from lorry.error_catalogue.server import SERVER
 from lorry.error_catalogue.words import Words
 from lorry.errors import LorryError
 
-WORDS: Mapping[type[LorryError], Words] = {
-    **REQUESTS,
-    **ADAPTERS,
-    **SERVER,
-    **CLIENTS,
-}
+WORDS: Mapping[type[LorryError], Words] = {**REQUESTS, **ADAPTERS, **SERVER}
 """The texts of each class."""
 
 TYPES: Mapping[int, str] = {

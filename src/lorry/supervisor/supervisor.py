@@ -192,14 +192,15 @@ class Supervisor:
         """Each engine's last word about itself."""
         return {replica: engine.health() for replica, engine in self._engines.items()}
 
-    def changes(self, after: int = 0) -> tuple[ChangeEvent, ...]:
-        """Changes with a sequence above `after` that are remembered."""
-        return self._shell.changes.since(after)
-
     async def events(self, after: int = 0) -> AsyncIterator[ChangeEvent]:
         """Changes with a sequence above `after`, as they happen, without end."""
-        async for change in self._shell.changes.follow(after):
+        changes = self._shell.changes
+        async for change in changes.follow(changes.place(after)):
             yield change
+
+    def events_so_far(self, after: int = 0) -> tuple[ChangeEvent, ...]:
+        """Those of them that have happened and are still remembered."""
+        return self._shell.changes.so_far(after)
 
     # Admin calls: begun now, refused now when hopeless; their end is waited for separately
 

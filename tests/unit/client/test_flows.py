@@ -166,7 +166,7 @@ def told_event(sequence: int, at: float = 1.0) -> dict[str, Any]:
 def resumed(*remembered: dict[str, Any]) -> str:
     """Where a reader that has seen number 5 goes on."""
     world = World({"data": list(remembered)})
-    watch = Watch(0, world.retry)
+    watch = Watch(0, None, world.retry)
     watch.seen(seen_event(5))
     world.play(watch.resume(AnswerLost("cut")))
     assert world.sent == ["GET /v1/events"]
@@ -189,6 +189,6 @@ def test_a_feed_whose_place_is_forgotten_goes_on_with_a_gap() -> None:
 
 def test_a_feed_gives_up_when_time_is_over() -> None:
     world = World()
-    watch = Watch(0, replace(world.retry, deadline_s=0))
+    watch = Watch(0, None, replace(world.retry, deadline_s=0))
     with pytest.raises(ServerUnreachable):
         world.play(watch.resume(ServerUnreachable("x")))
