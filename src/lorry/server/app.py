@@ -47,7 +47,6 @@ ROUTES: tuple[Route, ...] = (
     ("POST", "/detokenize", tokenization.detokenize),
     ("GET", "/v1/adapters", adapters.list_adapters),
     ("POST", "/v1/adapters:check", check.check_adapter),
-    ("POST", "/v1/adapters:diff", diff.diff_adapters),
     ("GET", "/v1/adapters/{name:path}", adapters.show_adapter),
     ("PUT", "/v1/adapters/{name:path}", adapters.put_adapter),
     ("PATCH", "/v1/adapters/{name:path}", adapters.patch_adapter),
@@ -99,6 +98,7 @@ def build_app(
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for router in DIALECTS:
         app.include_router(router)
+    app.include_router(diff.router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings, shutdown=service.shutdown)
     return app

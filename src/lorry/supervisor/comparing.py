@@ -5,7 +5,8 @@ import anyio
 from anyio import to_thread
 
 from lorry.artifacts.cache import DiskCache
-from lorry.artifacts.comparing import Difference, Side, compare
+from lorry.artifacts.comparing import Difference as Difference
+from lorry.artifacts.comparing import Side, compare
 from lorry.artifacts.sources import resolve_local
 from lorry.errors import AdapterNotFound
 from lorry.ids import SHORT_VERSION_DIGITS, AdapterName, VersionId, short

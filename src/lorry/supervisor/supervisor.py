@@ -13,7 +13,6 @@ import anyio
 from anyio import to_thread
 
 from lorry.artifacts.cache import DiskCache
-from lorry.artifacts.comparing import Difference
 from lorry.artifacts.names import check_adapter_name
 from lorry.clock import Clock, SystemClock
 from lorry.engine import (
@@ -32,9 +31,8 @@ from lorry.lifecycle.operations import unloading
 from lorry.lifecycle.records import Request as AdminCall
 from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
 from lorry.store.store import Store
-from lorry.supervisor import picture
+from lorry.supervisor import comparing, picture
 from lorry.supervisor.checking import Checker, CheckView
-from lorry.supervisor.comparing import Comparer
 from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import Request
 from lorry.supervisor.settings import SupervisorSettings
@@ -88,10 +86,10 @@ class Supervisor:
         self._registry = Registry(store)
         self._shell = Shell(self._fleet, engines, self._registry, cache, settings, self._clock)
         self._checker = Checker(self._fleet, settings, self._base_names)
-        self._comparer = Comparer(self._registry, cache, settings)
         self._last_ticket = 0
         self._closing = False
         self._stack = AsyncExitStack()
+        self._comparer = comparing.Comparer(self._registry, cache, settings)
 
     # Life
 
@@ -225,7 +223,7 @@ class Supervisor:
         """What `load` would find and do; changes nothing. Raises `Forbidden`, `RequestInvalid`."""
         return await self._checker.check(source, name, self.capabilities)
 
-    async def diff(self, a: str, b: str) -> Difference:
+    async def diff(self, a: str, b: str) -> comparing.Difference:
         """What tells two adapters apart, each a name, `name@version` or a folder; changes nothing.
         Raises `AdapterNotFound`, `SourceNotFound`, `Forbidden`, `AdapterInvalid`."""
         return await self._comparer.diff(a, b)
