@@ -2,6 +2,9 @@
 and its exit codes."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -238,11 +241,18 @@ def test_chat_remembers_obeys_commands_and_forgets(shell: Shell) -> None:
         (("rollback", "nobody", "--to", "x"), 1),
         (("diff", "a"), 2),
         (("load", "x", "s3://bucket/none"), 1),
+        (("show", "\udcff"), 1),
+        (("load", "x", "/\udcff"), 1),
+        (("compare", "\udcff", "--adapters", "tiny"), 1),
+        (("compare", "hello", "--adapters", "tiny", "--temperature", "nan"), 2),
+        (("ls", "--watch", "--interval", "nan"), 2),
+        (("ls", "--api-key", "schl\u00fcssel"), 1),
+        (("ls", "--api-key", "two\nlines"), 1),
     ],
 )
 def test_mistakes_have_their_code(shell: Shell, arguments: tuple[str, ...], code: int) -> None:
     assert shell.lorry(*arguments) == code
-    assert shell.err
+    assert shell.err or shell.out
 
 
 def test_names_are_completed_from_the_server(shell: Shell) -> None:
@@ -260,3 +270,13 @@ def test_names_are_completed_from_the_server(shell: Shell) -> None:
 def test_completion_scripts_call_lorry(shell: Shell, shell_name: str) -> None:
     assert shell.lorry("completion", shell_name) == 0
     assert f"_LORRY_COMPLETE=complete_{shell_name}" in shell.out
+
+
+def test_a_name_that_the_terminal_cannot_show_is_shown_as_far_as_it_can() -> None:
+    """In another process, whose terminal knows ASCII alone."""
+    script = "import sys; from lorry.cli import main; main(['explain', '\u6771'])"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment)
+    assert done.returncode == 2
+    assert b"\\u6771" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -1,6 +1,7 @@
 """`lorry chat NAME`: a conversation with one adapter, as it writes."""
 
 import contextlib
+import io
 import sys
 from typing import Annotated, Any
 
@@ -62,6 +63,8 @@ def chat(
         if sys.stdin.isatty():
             _interactive(talk)
         else:
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(errors="replace")
             for line in sys.stdin:
                 if talk.take(line.rstrip("\n")):
                     return

@@ -1,7 +1,8 @@
 """`lorry compare PROMPT`: the answers of several adapters, side by side."""
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -63,8 +64,7 @@ def compare(
         names = read_names(adapters, client)
         asked = _Question(prompt, system, completion)
         options: GenerateOptions = {"max_tokens": max_tokens, "temperature": temperature}
-        with ThreadPoolExecutor(min(AT_ONCE_MAX, len(names))) as pool:
-            answers = list(pool.map(lambda name: asked.ask(client, name, options), names))
+        answers = all_at_once(lambda name: asked.ask(client, name, options), names)
     if json:
         write_json({"object": "comparison", "prompt": prompt, "answers": answers})
     else:
@@ -72,6 +72,30 @@ def compare(
         screen.print(_for_people(answers, screen.width))
     if any(answer["error"] for answer in answers):
         raise typer.Exit(FAILED)
+
+
+def all_at_once(ask: Callable[[str], dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The answers in the order of the names; the first error that is raised. Threads of a pool
+    would be waited for after Ctrl-C; these end with the process."""
+    told: queue.Queue[tuple[str, dict[str, Any] | LorryError]] = queue.Queue()
+    free = threading.Semaphore(AT_ONCE_MAX)
+
+    def run(name: str) -> None:
+        with free:
+            try:
+                told.put((name, ask(name)))
+            except LorryError as error:
+                told.put((name, error))
+
+    for name in names:
+        threading.Thread(target=run, args=(name,), daemon=True).start()
+    answers: dict[str, dict[str, Any]] = {}
+    while len(answers) < len(names):
+        name, answer = told.get()
+        if isinstance(answer, LorryError):
+            raise answer
+        answers[name] = answer
+    return [answers[name] for name in names]
 
 
 def read_names(given: Sequence[str], client: Client) -> list[str]:

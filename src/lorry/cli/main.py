@@ -6,6 +6,7 @@ to end, so that they end with 0.
 """
 
 import importlib.metadata
+import io
 import re
 import sys
 from typing import Annotated
@@ -81,6 +82,9 @@ for module in (
 def main(arguments: list[str] | None = None) -> None:
     """Run `lorry`. Never returns: it exits with one of the codes above."""
     given = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may be more than the terminal can show
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(spread_lora_modules(given), prog_name="lorry")
     except LorryError as error:

@@ -60,7 +60,8 @@ IfMatch = Annotated[
     ),
 ]
 Interval = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Between two looks.")
+    float,
+    typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Between two looks."),
 ]
 
 

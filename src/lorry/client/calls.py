@@ -6,6 +6,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from urllib.parse import quote
 
 from lorry.client.values import Adapter, Answer, Check, Event, Json, Operation, Replica
+from lorry.errors import RequestInvalid
 
 T = TypeVar("T")
 
@@ -99,7 +100,16 @@ LIST_PAGE = 1000
 
 def adapter_path(name: str, verb: str = "") -> str:
     """Names may hold slashes."""
-    return f"/v1/adapters/{quote(name, safe='')}{verb}"
+    return f"/v1/adapters/{_quoted(name)}{verb}"
+
+
+def _quoted(name: str) -> str:
+    """As a part of a path. Raises `RequestInvalid` for what is no text, such as a file's name in
+    another encoding."""
+    try:
+        return quote(name, safe="")
+    except UnicodeError:
+        raise RequestInvalid(f"The call cannot be sent: {name!a} is no text.") from None
 
 
 def page_of_adapters(after: str) -> Call[Json]:
@@ -250,7 +260,7 @@ def _named(name: str | None) -> dict[str, str]:
 
 def get_model(name: str) -> Call[Json]:
     """The card of a model."""
-    return Call("GET", f"/v1/models/{quote(name, safe='')}", dict)
+    return Call("GET", f"/v1/models/{_quoted(name)}", dict)
 
 
 def list_replicas() -> Call[tuple[Replica, ...]]:

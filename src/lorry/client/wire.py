@@ -15,7 +15,7 @@ from lorry.client.flows import Flow, Pause
 from lorry.client.retry import Retry
 from lorry.client.sse import EventReader
 from lorry.client.values import Json
-from lorry.errors import AnswerInvalid, LorryError
+from lorry.errors import AnswerInvalid, LorryError, RequestInvalid
 
 T = TypeVar("T")
 
@@ -23,7 +23,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 CONNECT_TIMEOUT_S = 5.0
 
-HTTP_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError)
+HTTP_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError)
+"""`ValueError` is for what cannot be put into a request: half a character, or NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,11 @@ class Place:
     @classmethod
     def at(cls, url: str | None, api_key: str | None, timeout_s: float, retry: Retry) -> "Place":
         """What is not given comes from `LORRY_URL` and `LORRY_API_KEY`. Raises `ServerUnreachable`
-        for what is no URL."""
+        for what is no URL, `RequestInvalid` for what can be no key."""
         given = os.environ.get("LORRY_URL") or DEFAULT_URL if url is None else url
         key = os.environ.get("LORRY_API_KEY") if api_key is None else api_key
+        if not (key or "").isascii() or not (key or " ").isprintable():
+            raise RequestInvalid("The call cannot be sent: the API key is not plain ASCII.")
         return cls(checked_url(given), key or None, timeout_s, retry)
 
     @property
@@ -78,6 +81,8 @@ class Place:
 
     def lost(self, call: Call[Any], error: Exception) -> LorryError:
         """Our error for one of httpx's."""
+        if isinstance(error, ValueError):
+            return RequestInvalid(f"The call cannot be sent: {ascii(str(error))[1:-1]}.")
         return wire_error(error, self.url, str(call))
 
 

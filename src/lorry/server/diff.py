@@ -48,8 +48,8 @@ EXAMPLE = {
     response_model=None,
     responses={
         200: {
-            "description": "What tells them apart; norms are null for a module that an adapter does "
-            "not touch, differences for shapes of two base models.",
+            "description": "What tells them apart. Norms are null for a module that an adapter "
+            "does not touch, differences for shapes of two base models.",
             "content": {"application/json": {"example": EXAMPLE}},
         }
     },
