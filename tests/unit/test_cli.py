@@ -77,6 +77,17 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert "Usage:" in capsys.readouterr().out
 
 
+def test_the_help_shows_the_way_to_a_replace_and_a_rollback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("--help")
+    said = " ".join(capsys.readouterr().out.split())
+    steps = ("serve MODEL", "load NAME PATH", "replace NAME PATH", "rollback NAME")
+    places = [said.find(f"lorry {step}") for step in steps]
+    assert min(places) > -1
+    assert places == sorted(places)
+
+
 def test_the_help_of_serve_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     run("serve", "--help")
     said = capsys.readouterr().out

@@ -47,6 +47,8 @@ def checked_url(url: str) -> str:
 
 def wire_error(error: Exception, url: str, what: str) -> LorryError:
     """Our error for one of httpx's; `what` is the call, such as `GET /v1/adapters`."""
+    if isinstance(error, httpx.ConnectError) and "SSL" in str(error):
+        return ServerUnreachable(f"{url} cannot be reached over TLS: {error}")
     if isinstance(error, NOT_SENT):
         return ServerUnreachable(f"No server answers at {url}.")
     if isinstance(error, httpx.TimeoutException):

@@ -8,13 +8,19 @@ from lorry.error_catalogue.words import RetryPattern, Severity, Words
 
 CLIENTS: Mapping[type[er.LorryError], Words] = {
     er.ServerUnreachable: Words(
-        patterns=("No server answers at {}.", "{} is no usable URL: {}"),
+        patterns=(
+            "No server answers at {}.",
+            "{} is no usable URL: {}",
+            "{} cannot be reached over TLS: {}",
+        ),
         severity=Severity.WARNING,
         retry=RetryPattern.BACKOFF,
         triggers=("The connection was refused or not made in time, or the URL is none.",),
         situations=(
             "No server was started, or it is still reading its model.",
             "The server listens on another port or host than the client was told.",
+            "The URL begins with https:// and the server speaks http, or its certificate is not "
+            "one that this machine trusts.",
         ),
         solutions=(
             "Start a server with lorry serve MODEL.",

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from lorry.client.answers import body_of, checked_url, seconds, told_error, wire_error
-from lorry.error_catalogue import entries
+from lorry.error_catalogue import Entry, entries
 from lorry.errors import (
     AnswerInvalid,
     AnswerLost,
@@ -25,7 +25,7 @@ def answered(status: int, value: object, retry_after: str | None = None) -> obje
 
 
 @pytest.mark.parametrize("each", entries(), ids=lambda each: each.code)
-def test_every_code_is_raised_as_its_own_class(each) -> None:  # type: ignore[no-untyped-def]
+def test_every_code_is_raised_as_its_own_class(each: Entry) -> None:
     broken = each.kind is BrokenInvariant
     sent = BrokenInvariant(4, "m") if broken else each.kind("m", param="p", details=("d", "e"))
     with pytest.raises(each.kind) as caught:
@@ -106,3 +106,9 @@ def test_errors_of_the_wire_say_whether_a_call_was_sent(
     error: Exception, kind: type[LorryError]
 ) -> None:
     assert type(wire_error(error, "http://x", "GET /v1/adapters")) is kind
+
+
+def test_a_failed_handshake_is_told_from_a_refused_connection() -> None:
+    error = wire_error(httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER]"), "https://x", "GET /")
+    assert type(error) is ServerUnreachable
+    assert "TLS: [SSL: WRONG_VERSION_NUMBER]" in error.message

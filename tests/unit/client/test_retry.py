@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lorry.client.retry import NO_RETRY, Attempts, Retry
-from lorry.error_catalogue import RetryPattern, entries
+from lorry.error_catalogue import Entry, RetryPattern, entries
 from lorry.errors import (
     AllPinned,
     AnswerLost,
@@ -27,7 +27,6 @@ class Clock:
         return self.now
 
 
-CLOCK = Clock()
 PLAIN = Retry(deadline_s=60, first_pause_s=1, pause_max_s=8, jitter=0.5, random=lambda: 0.0)
 
 
@@ -36,7 +35,7 @@ def made(kind: type[LorryError]) -> LorryError:
 
 
 @pytest.mark.parametrize("each", entries(), ids=lambda each: each.code)
-def test_only_codes_that_the_catalogue_calls_retryable_are_tried_again(each) -> None:  # type: ignore[no-untyped-def]
+def test_only_codes_that_the_catalogue_calls_retryable_are_tried_again(each: Entry) -> None:
     pause = Attempts(PLAIN).pause_after(made(each.kind))
     assert (pause is not None) is (each.words.retry is RetryPattern.BACKOFF) is each.kind.retryable
 
