@@ -21,6 +21,11 @@ POLL_MAX_S = 1.0
 each time."""
 
 
+STEADY_S = 10.0
+"""A feed that was quiet for so long was connected: a connection that is not made fails sooner. Its
+loss is the first one, however long ago the feed began."""
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """Make this exchange; the answer's JSON is sent back, or its error thrown in."""
@@ -143,9 +148,11 @@ class Watch:
         self._last: Event | None = None
         self._retry = retry
         self._attempts = Attempts(retry)
+        self._asked_s = retry.now()
 
     def call(self) -> Call[None]:
         """What to ask for next."""
+        self._asked_s = self._retry.now()
         return calls.follow_events(self._after, self._name)
 
     def seen(self, event: Event) -> None:
@@ -156,6 +163,8 @@ class Watch:
     def resume(self, error: LorryError) -> Flow[None]:
         """After a lost connection: pause, and find out whether it is still the same life of the
         server; a new one counts its events from 1 again. Raises `error` when time is over."""
+        if self._retry.now() - self._asked_s >= STEADY_S:
+            self._attempts.began_well()
         pause = self._attempts.pause_after(error, reads=True)
         if pause is None:
             raise error

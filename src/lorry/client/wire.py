@@ -23,6 +23,10 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 CONNECT_TIMEOUT_S = 5.0
 
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=3.0)
+"""As many connections as there are calls: none waits for another's. An idle one is dropped before
+the server drops it, which is after 5 s: a call sent in that moment would be lost."""
+
 HTTP_ERRORS = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError)
 """`ValueError` is for what cannot be put into a request: half a character, or NaN."""
 
@@ -95,7 +99,11 @@ class Wire:
         """Nothing is connected yet."""
         self.place = place
         self._http = httpx.Client(
-            base_url=place.url, headers=place.headers, transport=transport, trust_env=trust_env
+            base_url=place.url,
+            headers=place.headers,
+            limits=LIMITS,
+            transport=transport,
+            trust_env=trust_env,
         )
 
     def close(self) -> None:
@@ -155,7 +163,11 @@ class AsyncWire:
         """Nothing is connected yet."""
         self.place = place
         self._http = httpx.AsyncClient(
-            base_url=place.url, headers=place.headers, transport=transport, trust_env=trust_env
+            base_url=place.url,
+            headers=place.headers,
+            limits=LIMITS,
+            transport=transport,
+            trust_env=trust_env,
         )
 
     async def aclose(self) -> None:

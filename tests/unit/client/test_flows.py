@@ -192,3 +192,24 @@ def test_a_feed_gives_up_when_time_is_over() -> None:
     watch = Watch(0, None, replace(world.retry, deadline_s=0))
     with pytest.raises(ServerUnreachable):
         world.play(watch.resume(ServerUnreachable("x")))
+
+
+def test_a_feed_that_was_quiet_for_an_hour_is_made_again() -> None:
+    world = World({"data": [told_event(5)]})
+    watch = Watch(0, None, world.retry)
+    watch.seen(seen_event(5))
+    watch.call()
+    world.now += 3600
+    world.play(watch.resume(AnswerLost("cut")))
+    assert watch.call().params["after"] == "5"
+
+
+def test_a_feed_that_breaks_again_and_again_gives_up_at_the_deadline() -> None:
+    world = World()
+    watch = Watch(0, None, world.retry)
+    with pytest.raises(AnswerLost):
+        for _ in range(1000):
+            watch.call()
+            world.now += 0.1
+            world.play(watch.resume(AnswerLost("cut")))
+    assert world.now <= 61
