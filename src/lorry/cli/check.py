@@ -56,7 +56,7 @@ def check(
     with problems, and 2 when the base model cannot be read.
     """
     if base is None:
-        raise typer.Exit(0 if check_on_server(path, url, api_key, json=json) else PROBLEMS)
+        raise typer.Exit(0 if check_on_server(str(path), url, api_key, json=json) else PROBLEMS)
     shape = _shape(base.expanduser())
     folder = path.expanduser().absolute()
     found = _here(check_folder(folder.name, folder, shape, max_lora_rank))
@@ -104,4 +104,4 @@ def _for_people(path: Path, found: Report) -> Group:
     if found.manifest is not None:
         title = Text.assemble(("ok: ", "bold green"), f"{path} can be served")
         return Group(title, adapter_sheet(facts(found.manifest)))
-    return problem_lines(path, [problem.as_json() for problem in found.problems])
+    return problem_lines(str(path), [problem.as_json() for problem in found.problems])

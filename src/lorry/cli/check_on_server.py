@@ -1,7 +1,6 @@
 """`lorry check` without `--base`: a running server judges, and says what a load would evict."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -20,11 +19,11 @@ SHOWN_MAX = 20
 NO_FACTS = ("object", "ok", "source", "name", "problems")
 
 
-def check_on_server(path: Path, url: str, api_key: str | None, *, json: bool) -> bool:
-    """Whether the server could serve the adapter in `path`, which is a folder on its machine."""
+def check_on_server(source: str, url: str, api_key: str | None, *, json: bool) -> bool:
+    """Whether the server could serve the adapter at `source`, which it reads on its machine."""
     try:
         with connect(url, api_key) as client:
-            found = client.adapters.check(absolute(str(path)))
+            found = client.adapters.check(absolute(source))
     except ServerUnreachable as error:
         action = "Name the base model with --base, which needs no server, or start a server."
         report(error.message, action=action, note=error.code)
@@ -32,20 +31,20 @@ def check_on_server(path: Path, url: str, api_key: str | None, *, json: bool) ->
     if json:
         write_json(found.raw)
     elif found.ok:
-        title = Text.assemble(("ok: ", "bold green"), f"{path} can be served")
+        title = Text.assemble(("ok: ", "bold green"), f"{source} can be served")
         facts = {key: value for key, value in found.raw.items() if key not in NO_FACTS}
         console().print(Group(title, adapter_sheet(facts)))
     else:
-        lines = problem_lines(path, [problem.raw for problem in found.problems])
+        lines = problem_lines(source, [problem.raw for problem in found.problems])
         console().print(lines, soft_wrap=True)
     return found.ok
 
 
-def problem_lines(path: Path, problems: Sequence[Mapping[str, Any]]) -> Group:
+def problem_lines(source: str, problems: Sequence[Mapping[str, Any]]) -> Group:
     """All that is wrong, each with its fix."""
     count = len(problems)
     plural = "s" if count > 1 else ""
-    lines = [Text.assemble(("refused: ", "bold red"), f"{path} has {count} problem{plural}")]
+    lines = [Text.assemble(("refused: ", "bold red"), f"{source} has {count} problem{plural}")]
     for number, problem in enumerate(problems[:SHOWN_MAX], start=1):
         lines.append(Text(f"{number:3}. {problem.get('problem')}"))
         lines.append(Text.assemble(("     fix: ", "green"), str(problem.get("fix"))))
