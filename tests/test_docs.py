@@ -10,7 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import typer
 
+from lorry.cli.main import app
 from lorry.config.fields import specs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +31,7 @@ FLAGS_OF_OTHERS = {
     *("--no-deps", "--fix", "--seeds", "--seed", "--trace", "--help", "--extra-index-url"),
     *("--concurrency", "--adapters", "--target"),
 }
-VARIABLES_OF_CLIENTS = {"LORRY_URL", "LORRY_CONFIG", "LORRY_PEERS"}
+VARIABLES_OF_CLIENTS = {"LORRY_URL", "LORRY_COMPLETE", "LORRY_CONFIG", "LORRY_PEERS"}
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -39,10 +41,16 @@ def blocks(page: Path, language: str) -> Iterator[str]:
     yield from re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
+def flags_of_commands() -> set[str]:
+    """What the commands take, whatever they are."""
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    return {flag for each in commands for option in each.params for flag in option.opts}
+
+
 @pages
 def test_flags_exist(page: Path) -> None:
     own = {flag for spec in specs() for flag in (spec.flag, *spec.aliases)}
-    known = own | CLIENT_FLAGS | FLAGS_OF_OTHERS
+    known = own | CLIENT_FLAGS | FLAGS_OF_OTHERS | flags_of_commands()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text()))
     assert named - known == set()
 

@@ -30,7 +30,10 @@ LorryError
 │   ├── EngineRejected          500  engine_rejected
 │   ├── EngineUnreachable       503  engine_unreachable
 │   └── EngineTimeout           504  engine_timeout
-└── BrokenInvariant             500  broken_invariant      our own bug
+├── BrokenInvariant             500  broken_invariant      our own bug
+├── ServerUnreachable           503  server_unreachable    raised by lorry.Client alone: no answer
+├── AnswerLost                  504  answer_lost           came, it was lost on the way, or it was
+└── AnswerInvalid               502  answer_invalid        none of Lorry's
 
 An error says whose fault it is, which HTTP status fits, and what to do next. Inside the core errors
 are values; they are raised only at a border.
@@ -346,3 +349,32 @@ class BrokenInvariant(LorryError):
         """`promise` is the number in the design."""
         super().__init__(f"Promise {promise}: {message}")
         self.promise = promise
+
+
+class ServerUnreachable(LorryError):
+    """Lorry's client could not reach a server, so nothing was asked of one."""
+
+    code = "server_unreachable"
+    status = 503
+    fault = Fault.OPERATOR
+    retryable = True
+    retry_after_s = 1.0
+    action = "Start a server with lorry serve MODEL, or name another with --url or LORRY_URL."
+
+
+class AnswerLost(LorryError):
+    """Lorry's client sent a call, and no whole answer came back."""
+
+    code = "answer_lost"
+    status = 504
+    fault = Fault.OPERATOR
+    action = "Look what is there now: the call may have been carried out."
+
+
+class AnswerInvalid(LorryError):
+    """What answered Lorry's client does not speak as Lorry does."""
+
+    code = "answer_invalid"
+    status = 502
+    fault = Fault.CALLER
+    action = "Check the URL: another server, or a proxy, answers there."

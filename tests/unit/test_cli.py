@@ -66,11 +66,26 @@ def shown(thing: object, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "serve", "demo", "load", "unload", "ls", "show", "pin", "unpin", "rollback"],
+    [
+        *("", "serve", "demo", "load", "replace", "unload", "ls", "show", "pin", "unpin"),
+        *("rollback", "prefetch", "top", "events", "check", "diff", "compare", "chat"),
+        *("explain", "completion"),
+    ],
 )
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*command.split(), "--help") == 0
     assert "Usage:" in capsys.readouterr().out
+
+
+def test_the_help_shows_the_way_to_a_replace_and_a_rollback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("--help")
+    said = " ".join(capsys.readouterr().out.split())
+    steps = ("serve MODEL", "load NAME PATH", "replace NAME PATH", "rollback NAME")
+    places = [said.find(f"lorry {step}") for step in steps]
+    assert min(places) > -1
+    assert places == sorted(places)
 
 
 def test_the_help_of_serve_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +135,16 @@ def test_wrong_use_is_code_2_and_no_traceback(
         ("pin", "a"),
         ("unpin", "a"),
         ("rollback", "a"),
+        ("replace", "a", "/b"),
+        ("prefetch", "a"),
+        ("ls", "--watch"),
+        ("top",),
+        ("events",),
+        ("events", "--follow"),
+        ("check", "/b"),
+        ("diff", "a", "b"),
+        ("compare", "hello", "--adapters", "a,b"),
+        ("chat", "a"),
     ],
 )
 def test_no_server_is_code_3_and_says_where_it_was_sought(

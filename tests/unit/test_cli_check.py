@@ -158,10 +158,12 @@ def test_an_unusable_base_model_is_wrong_use(
     assert ("GPT2LMHeadModel" if spoil == "other" else str(model)) in said
 
 
-def test_without_a_base_model_it_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_base_model_a_server_is_asked_and_missed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["check", "somewhere"])
-    assert caught.value.code == 2
+        main(["check", "somewhere", "--url", "http://127.0.0.1:1"])
+    assert caught.value.code == 3
     assert "--base" in capsys.readouterr().err
 
 

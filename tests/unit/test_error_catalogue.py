@@ -35,7 +35,9 @@ INTERNAL = {
     "artifacts/cache.py": ("SourceChanged",),
     "artifacts/pickled.py": ("ValueError",),
     "chat_template.py": ("jinja2.TemplateError",),
-    "cli/api.py": ("ServerRefused", "ServerUnreachable"),
+    "__init__.py": ("AttributeError",),
+    "client/flows.py": ("TimeoutError",),
+    "client/openai_client.py": ("ModuleNotFoundError",),
     "cli/demo.py": ("DemoMissing",),
     "cli/demo_server.py": ("RuntimeError",),
     "config/load.py": ("ConfigError",),
@@ -51,7 +53,8 @@ INTERNAL = {
 patterns, parsers of settings, makers of docs, pydantic's validators, the store's rows), become
 `EngineRejected` at the engine's border or `lorry_error` as a bug of ours, or end in the command
 line's report, which has exit codes instead. (`output.failure.error` makes one of ours again, of the
-class that the engine's process named.)"""
+class that the engine's process named.) Or Python itself gives them a meaning that programs know: a
+name or a package that is not there, a wait that took too long."""
 
 EXITS = ("typer.Exit", "typer.BadParameter")
 """How a command line ends."""

@@ -81,6 +81,12 @@ def canonical_name(module: str, side: str) -> str:
     return f"{PEFT_PREFIX}{module}.lora_{side}.weight"
 
 
+def lora_parts(name: str) -> tuple[str, str] | None:
+    """Module and side (A or B) of a tensor, whatever the base; None for what is no LoRA matrix."""
+    found = _LORA_KEY.fullmatch(name.removeprefix(PEFT_PREFIX))
+    return (found["module"], found["side"]) if found is not None else None
+
+
 def split_module(module: str) -> tuple[int, str]:
     """`model.layers.3.mlp.up_proj` -> (3, "mlp.up_proj"); the module must be one of the base's
     layers."""

@@ -105,6 +105,18 @@ def examine(
     return _scanned(adapter, Examined(judgement, opened, {}, template), problems, progress)
 
 
+def contents(folder: Folder) -> tuple[bytes, Files, list[TensorInfo]]:
+    """Config, weight files and tensors of a folder, not judged: for tools that need no base. Raises
+    `AdapterInvalid` with what keeps them from being read."""
+    names, problems = _weight_files(folder, folder.names())
+    files, tensors, more = _headers(folder, names)
+    config = _config(folder)
+    problems = [*([config] if isinstance(config, str) else []), *problems, *more]
+    if problems or isinstance(config, str):
+        raise refuse(folder.path.name, problems)
+    return config, files, tensors
+
+
 def _scanned(adapter: str, examined: Examined, problems: list[str], progress: Progress) -> Examined:
     """Add the digests, or raise for the problems of headers and contents together."""
     modules = examined.judgement.modules

@@ -1,51 +1,52 @@
-"""The commands that speak to a running server: load, unload, ls, show, pin, unpin, rollback."""
+"""The commands that change or show the adapters of a running server."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.text import Text
 
-from lorry.cli.api import DEFAULT_URL, Api
 from lorry.cli.screen import adapter_sheet, adapter_table, console, write_json
+from lorry.cli.server import (
+    DEFAULT_URL,
+    PANEL,
+    ApiKey,
+    AsJson,
+    IfMatch,
+    Interval,
+    Labels,
+    Name,
+    Source,
+    Url,
+    absolute,
+    connect,
+    progress,
+    read_labels,
+    say,
+)
+from lorry.cli.watch import repeat
+from lorry.client import Adapter, Client
+from lorry.client.calls import LoadOptions, ReplaceOptions, UnloadOptions
 
-Url = Annotated[
-    str, typer.Option("--url", envvar="LORRY_URL", metavar="URL", help="Where the server is.")
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="LORRY_API_KEY", metavar="KEY", help="The server's key."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The adapter's name.")]
+Pin = Annotated[bool, typer.Option("--pin", help="Never evict it.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    for command in (load, unload, ls, show, pin, unpin, rollback):
-        app.command(rich_help_panel="Adapters of a running server")(command)
+    for command in (ls, show, load, replace, rollback, unload, pin, unpin, prefetch):
+        app.command(rich_help_panel=PANEL)(command)
 
 
 def load(
     name: Name,
-    path: Annotated[
-        str, typer.Argument(metavar="PATH", help="The adapter's folder on the server's machine.")
-    ],
+    path: Source,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the version that is served, if there is one.")
     ] = False,
-    pin: Annotated[bool, typer.Option("--pin", help="Never evict it.")] = False,
-    if_match: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VERSION", help="Replace only if this version is served now; implies --replace."
-        ),
-    ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; repeatable.")
-    ] = None,
+    pin: Pin = False,
+    if_match: IfMatch = None,
+    label: Labels = None,
     register_only: Annotated[
         bool, typer.Option("--register-only", help="Load it when the first request comes.")
     ] = False,
@@ -54,18 +55,53 @@ def load(
     api_key: ApiKey = None,
 ) -> None:
     """Load an adapter and wait until it is served. If it fails, what was served before still is."""
-    body: dict[str, object] = {
-        "source": _absolute(path),
-        "replace": replace or if_match is not None,
-        "load": not register_only,
-    }
+    labels = read_labels(label)
+    options: LoadOptions = {"replace": replace}
     if pin:
-        body["pinned"] = True
-    if label:
-        body["labels"] = _labels(label)
-    with Api(url, api_key) as api, _progress(f"Loading {name}", quiet=json) as tell:
-        adapter = api.load(name, body, if_match=if_match, progress=tell)
-    _say(adapter, json, f"{name} is {adapter['state']}, version {adapter['short_version']}")
+        options["pinned"] = True
+    if labels is not None:
+        options["labels"] = labels
+    if if_match is not None:
+        options["if_match"] = if_match
+    source = absolute(path)
+    with connect(url, api_key) as client, progress(f"Loading {name}", quiet=json) as tell:
+        if register_only:
+            adapter = client.adapters.register(name, source, **options)
+        else:
+            adapter = client.adapters.load(name, source, progress=tell, **options)
+    _served(adapter, json)
+
+
+def replace(
+    name: Name,
+    path: Source,
+    if_match: IfMatch = None,
+    drain_first: Annotated[
+        bool,
+        typer.Option(
+            "--drain-first",
+            help="Unload the old version first, when there is no room for both; "
+            "requests wait meanwhile.",
+        ),
+    ] = False,
+    pin: Pin = False,
+    label: Labels = None,
+    json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Serve another version under a name that is served. Running requests end on the old one."""
+    labels = read_labels(label)
+    options: ReplaceOptions = {"drain_first": drain_first}
+    if if_match is not None:
+        options["if_match"] = if_match
+    if pin:
+        options["pinned"] = True
+    if labels is not None:
+        options["labels"] = labels
+    with connect(url, api_key) as client, progress(f"Replacing {name}", quiet=json) as tell:
+        adapter = client.adapters.replace(name, absolute(path), progress=tell, **options)
+    _served(adapter, json)
 
 
 def unload(
@@ -82,32 +118,53 @@ def unload(
     purge: Annotated[
         bool, typer.Option("--purge", help="Remove the copy on disk too; no rollback then.")
     ] = False,
+    if_match: IfMatch = None,
     json: AsJson = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
     """Unload an adapter and wait until no tier holds it."""
-    with Api(url, api_key) as api, _progress(f"Unloading {name}", quiet=json) as tell:
-        operation = api.unload(name, drain_timeout=drain_timeout, purge=purge, progress=tell)
-    _say(operation, json, f"{name} is unloaded")
+    options: UnloadOptions = {"purge": purge}
+    if drain_timeout is not None:
+        options["drain_timeout_s"] = drain_timeout
+    if if_match is not None:
+        options["if_match"] = if_match
+    with connect(url, api_key) as client, progress(f"Unloading {name}", quiet=json) as tell:
+        operation = client.adapters.unload(name, progress=tell, **options)
+    say(operation.raw, json, f"{name} is unloaded")
 
 
-def ls(json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def ls(
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")
+    ] = False,
+    interval: Interval = 2.0,
+    json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
     """List the adapters and where each of them is."""
-    with Api(url, api_key) as api:
-        adapters = api.adapters()
-    if json:
-        write_json(adapters)
-    elif adapters:
-        console().print(adapter_table(adapters))
-    else:
-        console().print("No adapters. Load one: lorry load NAME PATH")
+    with connect(url, api_key) as client:
+        if watch:
+            repeat(partial(_listed, client), interval, as_json=json)
+        elif json:
+            write_json(_listed(client)[1])
+        else:
+            console().print(_listed(client)[0])
+
+
+def _listed(client: Client) -> tuple[RenderableType, object]:
+    """The list, for people and for scripts."""
+    adapters = [adapter.raw for adapter in client.adapters]
+    if not adapters:
+        return Text("No adapters. Load one: lorry load NAME PATH"), adapters
+    return adapter_table(adapters), adapters
 
 
 def show(name: Name, json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Show everything that is known of one adapter."""
-    with Api(url, api_key) as api:
-        adapter = api.adapter(name)
+    with connect(url, api_key) as client:
+        adapter = client.adapters.get(name).raw
     if json:
         write_json(adapter)
     else:
@@ -116,53 +173,45 @@ def show(name: Name, json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiK
 
 def pin(name: Name, json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Pin an adapter: it is never evicted."""
-    with Api(url, api_key) as api:
-        _say(api.pin(name, True), json, f"{name} is pinned")
+    with connect(url, api_key) as client:
+        say(client.adapters.pin(name).raw, json, f"{name} is pinned")
 
 
 def unpin(name: Name, json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Unpin an adapter: it may be evicted when it is idle."""
-    with Api(url, api_key) as api:
-        _say(api.pin(name, False), json, f"{name} is not pinned")
+    with connect(url, api_key) as client:
+        say(client.adapters.unpin(name).raw, json, f"{name} is not pinned")
 
 
 def rollback(
-    name: Name, json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None
+    name: Name,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Which of the earlier versions that lorry show lists: 12 digits of it or more.",
+            show_default="the one before",
+        ),
+    ] = None,
+    json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
 ) -> None:
     """Serve the version again that was served before the last replace."""
-    with Api(url, api_key) as api, _progress(f"Rolling {name} back", quiet=json) as tell:
-        adapter = api.roll_back(name, tell)
-    _say(adapter, json, f"{name} is {adapter['state']}, version {adapter['short_version']}")
+    with connect(url, api_key) as client, progress(f"Rolling {name} back", quiet=json) as tell:
+        adapter = client.adapters.rollback(name, to, progress=tell)
+    _served(adapter, json)
 
 
-def _say(value: dict[str, Any], json: bool, sentence: str) -> None:
-    if json:
-        write_json(value)
-    else:
-        console().print(Text(sentence), soft_wrap=True)
+def prefetch(
+    name: Name, json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None
+) -> None:
+    """Bring an adapter into memory before anybody asks for it."""
+    with connect(url, api_key) as client, progress(f"Prefetching {name}", quiet=json) as tell:
+        adapter = client.adapters.prefetch(name, progress=tell)
+    _served(adapter, json)
 
 
-@contextmanager
-def _progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A line that says what is going on; only on terminals, and never on standard output."""
-    if quiet:
-        yield lambda _: None
-        return
-    with console(stderr=True).status(Text(title)) as status:
-        yield lambda phase: status.update(Text(f"{title}: {phase}"))
-
-
-def _absolute(path: str) -> str:
-    """The server reads the path, from another working folder: what exists here is made absolute."""
-    here = Path(path).expanduser()
-    return str(here.resolve()) if here.exists() else path
-
-
-def _labels(pairs: list[str]) -> dict[str, str]:
-    labels = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise typer.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint="--label")
-        labels[key] = value
-    return labels
+def _served(adapter: Adapter, json: bool) -> None:
+    sentence = f"{adapter.name} is {adapter.state}, version {adapter.short_version}"
+    say(adapter.raw, json, sentence)

@@ -1,4 +1,5 @@
-"""`lorry check`: whether an adapter could be served on a base model, without a server.
+"""`lorry check`: whether an adapter could be served on a base model, without a server, or on the
+one that a server has.
 
 Exit codes: 0 it could; 1 there are problems; 2 wrong use, or a base model that cannot be read.
 """
@@ -12,7 +13,9 @@ from rich.console import Group
 from rich.text import Text
 
 from lorry.artifacts.checking import Report, check_folder, facts
+from lorry.cli.check_on_server import check_on_server, problem_lines
 from lorry.cli.screen import adapter_sheet, console, report, write_json
+from lorry.cli.server import DEFAULT_URL, ApiKey, AsJson, Url
 from lorry.config import Settings
 from lorry.engine import BaseShape
 from lorry.engines.embedded.shape import base_shape, read_config
@@ -20,9 +23,6 @@ from lorry.errors import ModelInvalid, ModelUnsupported, SourceNotFound
 
 PROBLEMS = 1
 USAGE_ERROR = 2
-
-SHOWN_MAX = 20
-"""Problems for people; more would say the same of other layers, most often."""
 
 RANK_MAX = Settings(model=Path()).max_lora_rank
 """What a server takes unless it is told otherwise."""
@@ -36,18 +36,27 @@ def register(app: typer.Typer) -> None:
 def check(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The adapter's folder.")],
     base: Annotated[
-        Path, typer.Option(metavar="MODEL", help="The base model: a folder, or a GGUF file.")
-    ],
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            help="The base model: a folder, or a GGUF file. Without it a running server is asked, "
+            "which also says what would be evicted.",
+        ),
+    ] = None,
     max_lora_rank: Annotated[
         int, typer.Option(min=1, metavar="RANK", help="Largest rank that the server takes.")
     ] = RANK_MAX,
-    json: Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")] = False,
+    json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
 ) -> None:
     """Judge an adapter as a load would: what it is, or every problem with its fix.
 
-    Needs no server. The exit code is 0 for an adapter that can be served, 1 for one with problems,
-    and 2 when the base model cannot be read.
+    With --base it needs no server. The exit code is 0 for an adapter that can be served, 1 for one
+    with problems, and 2 when the base model cannot be read.
     """
+    if base is None:
+        raise typer.Exit(0 if check_on_server(str(path), url, api_key, json=json) else PROBLEMS)
     shape = _shape(base.expanduser())
     folder = path.expanduser().absolute()
     found = _here(check_folder(folder.name, folder, shape, max_lora_rank))
@@ -95,12 +104,4 @@ def _for_people(path: Path, found: Report) -> Group:
     if found.manifest is not None:
         title = Text.assemble(("ok: ", "bold green"), f"{path} can be served")
         return Group(title, adapter_sheet(facts(found.manifest)))
-    count = len(found.problems)
-    plural = "s" if count > 1 else ""
-    lines = [Text.assemble(("refused: ", "bold red"), f"{path} has {count} problem{plural}")]
-    for number, problem in enumerate(found.problems[:SHOWN_MAX], start=1):
-        lines.append(Text(f"{number:3}. {problem.text}"))
-        lines.append(Text.assemble(("     fix: ", "green"), problem.fix))
-    if count > SHOWN_MAX:
-        lines.append(Text(f"     and {count - SHOWN_MAX} more; --json lists them", "dim"))
-    return Group(*lines)
+    return problem_lines(str(path), [problem.as_json() for problem in found.problems])

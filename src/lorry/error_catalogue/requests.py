@@ -21,6 +21,7 @@ REQUESTS: Mapping[type[er.LorryError], Words] = {
     ),
     er.RequestInvalid: Words(
         patterns=(
+            "The call cannot be sent: {}.",
             "{}: {}.",
             "{} is {}",
             "{} has {}",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from lorry import errors as er
+from lorry.error_catalogue.clients import CLIENTS
 from lorry.error_catalogue.words import RetryPattern, Severity, Words
 
 SERVER: Mapping[type[er.LorryError], Words] = {
@@ -310,4 +311,5 @@ SERVER: Mapping[type[er.LorryError], Words] = {
         prevention=("Keep the server's log at --log-level info, so that a report is complete.",),
         tags=("bug", "server"),
     ),
+    **CLIENTS,
 }

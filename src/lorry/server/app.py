@@ -14,6 +14,7 @@ from lorry.server import (
     chat,
     check,
     completions,
+    diff,
     errors,
     health,
     models,
@@ -108,6 +109,7 @@ def build_app(
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for router in DIALECTS:
         app.include_router(router)
+    app.include_router(diff.router)
     errors.install(app)
     app.add_middleware(Gate, settings=settings, shutdown=service.shutdown)
     return app

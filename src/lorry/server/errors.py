@@ -63,8 +63,10 @@ def error_body(error: LorryError) -> dict[str, Any]:
 
 
 def error_headers(error: LorryError) -> dict[str, str]:
-    """`Retry-After` in whole seconds where trying again helps, and the challenge of a 401."""
-    headers = {}
+    """`Retry-After` in whole seconds where trying again helps, and the challenge of a 401.
+    `x-should-retry` is what OpenAI's clients obey: else they would guess by the status, and try a
+    409 again that only a person can mend."""
+    headers = {"x-should-retry": str(error.retryable).lower()}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, Unauthorized):

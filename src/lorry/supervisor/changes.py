@@ -33,13 +33,22 @@ class Changes:
         self._more.set()
         self._more = anyio.Event()
 
+    def so_far(self, after: int) -> tuple[ChangeEvent, ...]:
+        """Those remembered with a sequence number above `after`."""
+        return tuple(change for change in self._kept if change.sequence > after)
+
     async def follow(self, after: int) -> AsyncIterator[ChangeEvent]:
         """Every change with a sequence number above `after`, for ever."""
         while True:
             more = self._more
-            fresh = [change for change in self._kept if change.sequence > after]
+            fresh = self.so_far(after)
             for change in fresh:
                 after = change.sequence
                 yield change
             if not fresh:
                 await more.wait()
+
+    def place(self, after: int) -> int:
+        """Where a reader goes on who has seen number `after`. One that was not given yet is of an
+        earlier life of the server: such a reader begins with the first."""
+        return after if after <= self._last else 0

@@ -33,7 +33,7 @@ from lorry.lifecycle.operations import unloading
 from lorry.lifecycle.records import Request as AdminCall
 from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
 from lorry.store.store import Store
-from lorry.supervisor import picture
+from lorry.supervisor import comparing, picture
 from lorry.supervisor.checking import Checker, CheckView
 from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import Request
@@ -91,6 +91,7 @@ class Supervisor:
         self._last_ticket = 0
         self._closing = False
         self._stack = AsyncExitStack()
+        self._comparer = comparing.Comparer(self._registry, cache, settings)
 
     # Life
 
@@ -206,8 +207,13 @@ class Supervisor:
 
     async def events(self, after: int = 0) -> AsyncIterator[ChangeEvent]:
         """Changes with a sequence above `after`, as they happen, without end."""
-        async for change in self._shell.changes.follow(after):
+        changes = self._shell.changes
+        async for change in changes.follow(changes.place(after)):
             yield change
+
+    def events_so_far(self, after: int = 0) -> tuple[ChangeEvent, ...]:
+        """Those of them that have happened and are still remembered."""
+        return self._shell.changes.so_far(after)
 
     # Admin calls: begun now, refused now when hopeless; their end is waited for separately
 
@@ -240,6 +246,11 @@ class Supervisor:
     async def check(self, source: str, name: str | None = None) -> CheckView:
         """What `load` would find and do; changes nothing. Raises `Forbidden`, `RequestInvalid`."""
         return await self._checker.check(source, name, self.capabilities)
+
+    async def diff(self, a: str, b: str) -> comparing.Difference:
+        """What tells two adapters apart, each a name, `name@version` or a folder; changes nothing.
+        Raises `AdapterNotFound`, `SourceNotFound`, `Forbidden`, `AdapterInvalid`."""
+        return await self._comparer.diff(a, b)
 
     def unload(
         self,
