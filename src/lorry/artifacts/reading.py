@@ -105,7 +105,7 @@ def examine(
     return _scanned(adapter, Examined(judgement, opened, {}, template), problems, progress)
 
 
-def contents(folder: Folder) -> tuple[bytes, Files, list[TensorInfo]]:
+def contents(folder: OpenFolder) -> tuple[bytes, Files, list[TensorInfo]]:
     """Config, weight files and tensors of a folder, not judged: for tools that need no base. Raises
     `AdapterInvalid` with what keeps them from being read."""
     names, problems = _weight_files(folder, folder.names())
