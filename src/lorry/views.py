@@ -87,8 +87,8 @@ class OperationView:
 
     id: OperationId
     kind: str
-    """load, unload, rollback, prefetch, pin, unpin, label, settings; retire: an unload that the core
-    asked for itself."""
+    """load, unload, rollback, prefetch, pin, unpin, label, settings; retire: an unload that the
+    core asked for itself."""
     name: AdapterName
     version: VersionId | None
     """The version it brings or takes, once known."""

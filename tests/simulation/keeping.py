@@ -100,4 +100,3 @@ class SwitchInPlace(Checker):
 def more_checkers(sim: "Simulation") -> Sequence[Checker]:
     """One of each."""
     return (Retirements(sim), SwitchInPlace(sim))
-

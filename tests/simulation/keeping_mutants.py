@@ -8,7 +8,6 @@ from lorry.ids import AdapterName
 from lorry.lifecycle import events as ev
 from lorry.lifecycle import operations, planner, retirement, room
 from lorry.lifecycle.records import Adapter, Asked, Residency
-from lorry.lifecycle.states import State
 from lorry.lifecycle.world import World
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -24,20 +23,6 @@ def rollback_does_not_take_the_version_back(patch: pytest.MonkeyPatch) -> None:
         return residency.evicted and real(world, residency)
 
     patch.setattr(room, "is_recallable", only_evicted)
-
-
-def version_of_a_rollback_taken_for_room(patch: pytest.MonkeyPatch) -> None:
-    """Whatever drains counts as room for others, also when a rollback has come back to it."""
-    real = planner.drain_loose
-
-    def counted_on(world: World) -> None:
-        before = {r.version for r in world.residencies.values() if r.state is State.DRAINING}
-        real(world)
-        for residency in world.residencies.values():
-            if residency.state is State.DRAINING and residency.version not in before:
-                residency.evicted = True
-
-    patch.setattr(planner, "drain_loose", counted_on)
 
 
 def adapter_retires_while_it_is_used(patch: pytest.MonkeyPatch) -> None:
@@ -93,7 +78,6 @@ def failed_retirement_is_not_tried_again(patch: pytest.MonkeyPatch) -> None:
 
 KEEPING_MUTANTS: tuple[Plant, ...] = (
     rollback_does_not_take_the_version_back,
-    version_of_a_rollback_taken_for_room,
     adapter_retires_while_it_is_used,
     requests_are_no_use,
     pinned_adapters_retire,

@@ -1,5 +1,5 @@
-"""Admin calls: load, unload, pin, settings, prefetch. One at a time for each name, in the order asked;
-names never wait for each other (promise 5).
+"""Admin calls: load, unload, pin, settings, prefetch. One at a time for each name, in the order
+asked; names never wait for each other (promise 5).
 
 Each call walks through phases (`records.Phase`). A call that fails, is cancelled or runs out of
 time ends with an error and leaves the name as it was: only `Committed` changes what a name stands

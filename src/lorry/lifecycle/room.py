@@ -393,7 +393,7 @@ def drain_leased(world: World, room: Room, first: Shortage) -> None:
         waited_s = (world.now_ms - oldest.since_ms) / 1000
         text = (
             f"drains for '{oldest.name}', which has waited longest ({waited_s:.1f} s); "
-            f"{victim.leases} requests run on it to their ends"
+            f"running on it: {victim.leases}"
         )
         drain(world, victim, text, "fairness")
 
