@@ -35,16 +35,25 @@ async def cancel_operation(operation: int, service: Caller) -> dict[str, Any]:
 async def follow_events(
     service: Caller,
     after: Annotated[int, Query(ge=0, description="the last sequence number already known")] = 0,
+    name: Annotated[str | None, Query(description="only of this adapter")] = None,
+    follow: Annotated[bool, Query(description="false: what is known now, as one list")] = True,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Changes as they happen, as server-sent events; reconnecting browsers say where they were."""
+    """What happens to adapters and why: loads, evictions and for whom, waits and who has the room.
+    Changes come as they happen, as server-sent events; reconnecting browsers say where they
+    were."""
     if last_event_id is not None and last_event_id.isdigit():
         after = int(last_event_id)
+    if not follow:
+        known = service.supervisor.events_so_far(after)
+        data = [event_shape(change) for change in known if name in (None, change.name)]
+        return json_response({"object": "list", "data": data})
 
     async def produce(writer: Writer) -> None:
         with service.shutdown.feed():
             async for change in service.supervisor.events(after):
-                await writer.write(_event(change))
+                if name in (None, change.name):
+                    await writer.write(_event(change))
 
     return EventStream(produce, heartbeat_s=service.settings.heartbeat_s, done=False)
 
@@ -94,8 +103,9 @@ def _error(error: LorryError | None) -> Any:
     return None if error is None else error_body(error)["error"]
 
 
-def _event(change: ChangeEvent) -> bytes:
-    shape = {
+def event_shape(change: ChangeEvent) -> dict[str, Any]:
+    """A change in JSON."""
+    return {
         "sequence": change.sequence,
         "at": change.at_s,
         "kind": change.kind,
@@ -104,8 +114,11 @@ def _event(change: ChangeEvent) -> bytes:
         "short_version": change.version and short(change.version),
         "text": change.text,
     }
+
+
+def _event(change: ChangeEvent) -> bytes:
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (
         change.sequence,
         change.kind.encode(),
-        to_json(shape),
+        to_json(event_shape(change)),
     )

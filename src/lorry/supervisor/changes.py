@@ -33,11 +33,15 @@ class Changes:
         self._more.set()
         self._more = anyio.Event()
 
+    def so_far(self, after: int) -> tuple[ChangeEvent, ...]:
+        """Those remembered with a sequence number above `after`."""
+        return tuple(change for change in self._kept if change.sequence > after)
+
     async def follow(self, after: int) -> AsyncIterator[ChangeEvent]:
         """Every change with a sequence number above `after`, for ever."""
         while True:
             more = self._more
-            fresh = [change for change in self._kept if change.sequence > after]
+            fresh = self.so_far(after)
             for change in fresh:
                 after = change.sequence
                 yield change

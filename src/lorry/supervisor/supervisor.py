@@ -209,6 +209,10 @@ class Supervisor:
         async for change in self._shell.changes.follow(after):
             yield change
 
+    def events_so_far(self, after: int = 0) -> tuple[ChangeEvent, ...]:
+        """Those of them that have happened and are still remembered."""
+        return self._shell.changes.so_far(after)
+
     # Admin calls: begun now, refused now when hopeless; their end is waited for separately
 
     def load(self, request: LoadRequest) -> OperationView:
