@@ -269,7 +269,7 @@ async def test_what_a_change_leaves_out_stays_and_null_takes_back(server: HttpSe
     entry = await patch(server, defaults={"temperature": None, "top_p": 0.5}, owner=None)
     assert entry["defaults"] == {"max_tokens": 3, "seed": 7, "top_p": 0.5}
     assert (entry["owner"], entry["system_prompt"]) == (None, ALL["system_prompt"])
-    entry = await patch(server, defaults=None, stop=[], chat_template=None, idle_ttl=None)
+    entry = await patch(server, defaults=None, stop=None, chat_template=None, idle_ttl=None)
     assert (entry["defaults"], entry["stop"], entry["chat_template"]) == ({}, [], None)
     assert entry["maxima"] == ALL["maxima"]
     assert await patch(server) == entry

@@ -93,7 +93,9 @@ class SettingsFields(BaseModel):
                 value = getattr(self, name)
                 if isinstance(value, BaseModel):
                     value = value.model_dump(exclude_unset=True)
-                values[_KEPT_AS.get(name, name)] = tuple(value) if name == "stop" else value
+                elif isinstance(value, list):
+                    value = tuple(value)
+                values[_KEPT_AS.get(name, name)] = value
         return SettingsChange(values) if values else None
 
 
