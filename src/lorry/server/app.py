@@ -22,6 +22,7 @@ from lorry.server import (
 )
 from lorry.server.dialects import djl, mistralrs, sagemaker, sglang, sglang_generate, vllm
 from lorry.server.gate import Gate
+from lorry.server.openapi import describe
 from lorry.server.service import Service
 from lorry.server.settings import ServerSettings
 from lorry.supervisor import Supervisor
@@ -97,6 +98,7 @@ def build_app(
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for router in DIALECTS:
         app.include_router(router)
+    describe(app)
     errors.install(app)
     app.add_middleware(Gate, settings=settings, shutdown=service.shutdown)
     return app
