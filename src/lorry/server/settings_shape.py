@@ -193,5 +193,5 @@ async def _try(
     except RequestInvalid as error:
         what = "with a system message" if param == "system_prompt" else "with one question"
         raise RequestInvalid(
-            f"{param} cannot be used: a chat {what} was tried. {error.message}", param=param
+            f"{param} is not usable: a chat {what} was tried. {error.message}", param=param
         ) from error
