@@ -76,11 +76,24 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
+def commands(block: str) -> Iterator[list[str]]:
+    """The words of each command; one goes on over line ends that are quoted."""
+    command = ""
+    for line in block.replace("\\\n", " ").splitlines():
+        command += line
+        try:
+            words = shlex.split(command, comments=True)
+        except ValueError:
+            command += "\n"
+            continue
+        command = ""
+        yield words
+
+
 @pages
 def test_bodies_of_curl_are_json(page: Path) -> None:
     for block in blocks(page, "bash"):
-        for command in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(command, comments=True)
+        for words in commands(block):
             if words[:1] == ["curl"]:
                 for flag, body in pairwise(words):
                     if flag == "-d":

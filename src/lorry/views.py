@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lorry.adapter_settings import NO_SETTINGS, AdapterSettings
 from lorry.artifacts.snapshot import Manifest
 from lorry.engine import EngineHealth
 from lorry.errors import LorryError
@@ -44,6 +45,9 @@ class AdapterView:
     waiting: int
     """Tickets."""
     residency: tuple[ResidencyView, ...]
+    settings: AdapterSettings = NO_SETTINGS
+    waits_for: str = ""
+    """Why its requests cannot run at this moment, for people; "" when they can."""
 
     @property
     def version(self) -> VersionId:
@@ -83,7 +87,8 @@ class OperationView:
 
     id: OperationId
     kind: str
-    """load, replace, unload, rollback, prefetch, pin, unpin."""
+    """load, unload, rollback, prefetch, pin, unpin, label, settings; retire: an unload that the
+    core asked for itself."""
     name: AdapterName
     version: VersionId | None
     """The version it brings or takes, once known."""
@@ -104,8 +109,8 @@ class ChangeEvent:
     sequence: int
     at_s: float
     kind: str
-    """registered, replaced, loaded, evicted, draining, unloaded, failed, pinned, unpinned,
-    engine_lost, engine_up."""
+    """restored, registered, replaced, loaded, waiting, evicted, draining, unloaded, failed, pinned,
+    unpinned, settings, engine_lost, engine_up."""
     name: AdapterName | None
     version: VersionId | None
     text: str

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from lorry.adapter_settings import AdapterSettings
 from lorry.artifacts.snapshot import Manifest
 from lorry.errors import StorageFailed
 from lorry.ids import AdapterName, VersionId
@@ -179,6 +180,27 @@ class StoreSuite:
             store.put(bad, audit)
         assert [each.name for each in store.adapters()] == ["kept"]
         assert len(store.audit()) == 1
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            AdapterSettings(),
+            AdapterSettings(
+                system_prompt="Ahoy ☃\n",
+                chat_template="{{ messages }}",
+                defaults={"temperature": 0.25, "max_tokens": 3},
+                maxima={"n": 2},
+                stop=("zz", "\n"),
+                owner="sea",
+                idle_ttl_s=0.5,
+            ),
+        ],
+    )
+    def test_settings_come_back_as_they_were(self, settings: AdapterSettings, store: Store) -> None:
+        store.put(dataclasses.replace(record(), settings=settings), entry("settings"))
+        assert store.adapters()[0].settings == settings
+        store.put(record(), entry("retire"))
+        assert store.adapters()[0].settings == AdapterSettings()
 
     def test_a_record_is_not_changed_by_what_the_caller_does_later(self, store: Store) -> None:
         labels = {"a": "1"}

@@ -65,6 +65,15 @@ class Observer:
         self.running: dict[TicketId, Run] = {}
         self.over: set[TicketId] = set()
         self.calls: dict[OperationId, Call] = {}
+        self.idle_ms: dict[AdapterName, int] = {}
+        """Names that retire when nobody uses them."""
+        self.used_ms: dict[AdapterName, int] = {}
+        """When each name was used last: by a request that came, began or ended, or by a call."""
+        self.retiring: set[OperationId] = set()
+        """Calls that the core asked itself for."""
+        self.evicted: set[VersionId] = set()
+        """Versions that were to make room for others, until no engine has a copy."""
+        self._now_ms = 0
         self.draining: dict[AdapterName, int] = {}
         """Names that are being unloaded, and since when."""
         self._fetch_of: dict[OperationId, OperationId] = {}
@@ -77,22 +86,27 @@ class Observer:
 
     def before(self, event: ev.Event, now_ms: int) -> None:
         """An event is about to reach the core."""
+        self._now_ms = now_ms
         match event:
-            case ev.Arrived(ticket):
+            case ev.Arrived(ticket, name):
                 self.waiting[ticket] = event, now_ms
+                self._use(name)
             case ev.Finished(ticket) | ev.Cancelled(ticket):
-                self.running.pop(ticket, None)
-                if self.waiting.pop(ticket, None) is not None:
+                self._end_run(ticket)
+                waited = self.waiting.pop(ticket, None)
+                if waited is not None:
+                    self._use(waited[0].name)
                     self.over.add(ticket)
             case ev.LoadAsked(operation, known=known):
                 self.calls[operation] = Call(event, now_ms, {known.version} if known else set())
                 if known is not None:
                     self.brought.setdefault(event.name, set()).add(known.version)
-            case ev.UnloadAsked() | ev.PinAsked() | ev.LabelAsked() | ev.PrefetchAsked():
+            case ev.UnloadAsked() | ev.PinAsked() | ev.SettingsAsked() | ev.PrefetchAsked():
                 self.calls[event.operation] = Call(event, now_ms, set())
-            case ev.Restored(adapters):
-                for name, spec, _, pinned in adapters:
-                    self._bind(name, spec.version, pinned)
+            case ev.Restored(adapters, idle_ms):
+                for restored, spec, _, pinned in adapters:
+                    self._bind(restored, spec.version, pinned)
+                self.idle_ms.update(idle_ms)
             case ev.EngineLost(replica):
                 self._lost(replica)
             case ev.EngineSeen():
@@ -107,6 +121,16 @@ class Observer:
             self.stood_for[name] = set()
         self.names[name] = version, pinned
         self.stood_for[name].add(version)
+        self._use(name)
+
+    def _use(self, name: AdapterName | None) -> None:
+        if name is not None and name in self.names:
+            self.used_ms[name] = self._now_ms
+
+    def _end_run(self, ticket: TicketId) -> None:
+        run = self.running.pop(ticket, None)
+        if run is not None:
+            self._use(run.name)
 
     def _lost(self, replica: ReplicaId) -> None:
         self.up.discard(replica)
@@ -119,14 +143,16 @@ class Observer:
             if isinstance(command, cm.Unload) and command.replica == replica:
                 del self.open[operation]
         for ticket in [t for t, run in self.running.items() if run.admit.replica == replica]:
-            del self.running[ticket]
+            self._end_run(ticket)
 
     def _gone(self, key: tuple[ReplicaId, EngineId]) -> None:
         """The engine holds it no more: nobody runs on it, no command about it is answered."""
-        del self.copies[key]
+        version = self.copies.pop(key).version
+        if version not in {copy.version for copy in self.copies.values()}:
+            self.evicted.discard(version)
         for ticket, run in tuple(self.running.items()):
             if (run.admit.replica, run.admit.engine_id) == key:
-                del self.running[ticket]
+                self._end_run(ticket)
         for operation, command in tuple(self.open.items()):
             if isinstance(command, cm.Load | cm.Unload | cm.SetPin) and key == (
                 command.replica,
@@ -174,8 +200,17 @@ class Observer:
                 self._unload_reported(event, (command.replica, command.engine_id))
             case ev.Committed(), cm.Commit(version=None):
                 del self.names[command.name]
+                self.idle_ms.pop(command.name, None)
             case ev.Committed(), cm.Commit(version=version) if version is not None:
                 self._bind(command.name, version, command.pinned)
+                self._set_idle(command)
+
+    def _set_idle(self, command: cm.Commit) -> None:
+        values = command.settings.values if command.settings is not None else {}
+        if "idle_ttl_s" in values:
+            self.idle_ms.pop(command.name, None)
+            if values["idle_ttl_s"] is not None:
+                self.idle_ms[command.name] = int(values["idle_ttl_s"] * 1000)
 
     def _unload_reported(
         self, event: ev.Unloaded | ev.UnloadFailed, key: tuple[ReplicaId, EngineId]
@@ -198,16 +233,24 @@ class Observer:
             case cm.Admit(ticket):
                 arrived, _ = self.waiting.pop(ticket)
                 self.running[ticket] = Run(command, arrived.name, now_ms)
+                self._use(arrived.name)
             case cm.Refuse(ticket):
-                self.waiting.pop(ticket, None)
+                waited = self.waiting.pop(ticket, None)
+                self._use(waited[0].name if waited is not None else None)
                 self.over.add(ticket)
+            case cm.BeginOperation(operation, _, name):
+                request = ev.UnloadAsked(operation, name, 0, idle_ms=self.idle_ms.get(name))
+                self.calls[operation] = Call(request, now_ms, set())
+                self.retiring.add(operation)
             case cm.Abort(ticket):
                 if ticket in self.running:
                     self.running[ticket].aborted = True
             case cm.EndOperation(operation):
                 self._call_ended(operation)
-            case cm.Note("draining", name=name) if name is not None:
-                self.draining[name] = now_ms
+            case cm.Note("draining", name=drained) if drained is not None:
+                self.draining[drained] = now_ms
+            case cm.Note("evicted", version=version) if version is not None:
+                self.evicted.add(version)
             case cm.Load():
                 self.open[command.operation] = command
                 key = command.replica, command.engine_id
@@ -229,6 +272,8 @@ class Observer:
         if self.head(name) == operation:
             self.draining.pop(name, None)
         del self.calls[operation]
+        if operation not in self.retiring:
+            self._use(name)
         fetch = self._fetch_of.pop(operation, None)
         if fetch is not None:
             self.open.pop(fetch, None)

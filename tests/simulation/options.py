@@ -75,6 +75,8 @@ class Options:
     """The store answers within this time, always."""
     run_ms: int
     """How long a request runs, on average."""
+    idle_share: float = 0.0
+    """Of the calls that may, those that set an idle time-to-live; and of restored names."""
 
     @property
     def calm(self) -> "Options":
@@ -114,6 +116,7 @@ def draw(seed: int) -> Options:
         command_ms=rng.choice((200, 600)),
         commit_ms=rng.choice((0, 5, 40)),
         run_ms=rng.choice((10, 80, 400)),
+        idle_share=rng.choice((0.0, 0.0, 0.1, 0.5)),
     )
 
 

@@ -87,6 +87,6 @@ def ending_objection(
         case (_, errors.AdapterNotFound()):
             creates = isinstance(request, ev.LoadAsked) and request.mode is not ev.Mode.REPLACE
             return "the name is registered" if served is not None or creates else None
-        case (ev.LabelAsked(), errors.EngineError() | errors.AllPinned()) if took_ms < due_ms:
+        case (ev.SettingsAsked(), errors.EngineError() | errors.AllPinned()) if took_ms < due_ms:
             return "no engine and no room is needed for that"
     return None

@@ -23,6 +23,9 @@ class Reached:
     errors: set[str] = field(default_factory=set)
     events: set[str] = field(default_factory=set)
     evictions: set[str] = field(default_factory=set)
+    retirements: int = 0
+    switches: int = 0
+    """Rollbacks to versions that were on their way out, without a load."""
 
 
 @cache
@@ -35,6 +38,8 @@ def smoke(first: int) -> Reached:
             reached.steps += sim.steps
             reached.errors |= sim.errors
             reached.events |= sim.events.keys()
+            reached.retirements += sim.retirements
+            reached.switches += sim.switches
             reached.evictions |= sim.fleet.world.counters.evictions.keys()
     return reached
 

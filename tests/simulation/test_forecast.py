@@ -11,7 +11,7 @@ from lorry.lifecycle.states import State
 from tests.simulation.options import draw
 from tests.simulation.world import Simulation, start
 
-SEEDS = range(12)
+SEEDS = range(32)
 QUESTIONS = 12
 """In each world, at moments spread over its life."""
 

@@ -47,6 +47,11 @@ def test_every_kind_of_event_is_fed() -> None:
     assert found == {kind.__name__ for kind in typing.get_args(ev.Event)}
 
 
+def test_adapters_retire_and_rollbacks_find_their_version_still_there() -> None:
+    assert sum(part.retirements for part in reached()) > 40
+    assert sum(part.switches for part in reached()) > 10
+
+
 def test_versions_are_drained_for_every_reason() -> None:
     found = set().union(*(part.evictions for part in reached()))
     assert found == {"room", "fairness", "replace"}

@@ -4,6 +4,7 @@ every kind in any order."""
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from lorry.adapter_settings import SettingsChange
 from lorry.ids import AdapterName, OperationId, TicketId, VersionId
 from lorry.lifecycle import events as ev
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 UNKNOWN = AdapterName("unknown")
 BURST_MOST = 6
 NO_VERSION = VersionId("f" * 64)
+IDLE_S = (0.1, 0.4, 2.0, None)
 
 
 class Workload:
@@ -62,7 +64,20 @@ class Workload:
             pins_left -= pinned
             self.sim.put_on_disk(spec)
             found.append((name, spec, source, pinned))
-        return ev.Restored(tuple(found))
+        idle = {n: self._idle_ms() for n, *_ in found if self._sets_idle()}
+        return ev.Restored(tuple(found), idle)
+
+    def _sets_idle(self) -> bool:
+        return self.sim.rng.random() < self.sim.options.idle_share
+
+    def _idle_ms(self) -> int:
+        return self.sim.rng.choice((100, 400, 2_000))
+
+    def _settings_change(self) -> SettingsChange:
+        rng = self.sim.rng
+        if self._sets_idle():
+            return SettingsChange({"idle_ttl_s": rng.choice(IDLE_S)})
+        return SettingsChange({"owner": "me"})
 
     def begin(self) -> None:
         """Three rhythms: requests, admin calls, looks at the engines."""
@@ -143,15 +158,17 @@ class Workload:
             self._change(rng.choice(self._sources))
         event = self._call(name, operation)
         sim.later(0, lambda: event)
+        if isinstance(event, ev.LoadAsked) and rng.random() < 0.3:  # somebody regrets it at once
+            sim.later(rng.randint(20, 300), lambda: self._regret(name))
         if rng.random() < 0.15:
             sim.later(rng.randint(0, 200), lambda: ev.CancelAsked(operation))
 
     def _call(self, name: AdapterName, operation: OperationId) -> ev.Event:
         rng = self.sim.rng
         kinds: list[Callable[[AdapterName, OperationId], ev.Event]] = [
-            self._load, self._unload, self._pin, self._label, ev_prefetch,
+            self._load, self._unload, self._pin, self._settings, ev_prefetch, self._roll_back,
         ]  # fmt: skip
-        return rng.choices(kinds, (5, 3, 2, 1, 1))[0](name, operation)
+        return rng.choices(kinds, (5, 3, 2, 1, 1, 1))[0](name, operation)
 
     def _load(self, name: AdapterName, operation: OperationId) -> ev.Event:
         rng = self.sim.rng
@@ -167,6 +184,7 @@ class Workload:
             if_match=self._if_match(name),
             pinned=rng.choice((None, None, None, True, False)),
             labels={"owner": "me"} if rng.random() < 0.2 else None,
+            settings=self._settings_change() if rng.random() < 0.5 else None,
             load=rng.random() > 0.25,
             strategy=rng.choice((ev.Strategy.BESIDE, ev.Strategy.BESIDE, ev.Strategy.DRAIN_FIRST)),
             known=known,
@@ -184,10 +202,31 @@ class Workload:
         return ev.UnloadAsked(operation, name, drain_ms, rng.random() < 0.3, self._if_match(name))
 
     def _pin(self, name: AdapterName, operation: OperationId) -> ev.Event:
-        return ev.PinAsked(operation, name, self.sim.rng.random() < 0.6)
+        rng = self.sim.rng
+        change = self._settings_change() if rng.random() < 0.3 else None
+        pinned = rng.random() < 0.6
+        return ev.PinAsked(operation, name, pinned, None, change, self._if_match(name))
 
-    def _label(self, name: AdapterName, operation: OperationId) -> ev.Event:
-        return ev.LabelAsked(operation, name, {"n": str(operation)})
+    def _settings(self, name: AdapterName, operation: OperationId) -> ev.Event:
+        change = self._settings_change() if self.sim.rng.random() < 0.7 else None
+        labels = {"n": str(operation)}
+        return ev.SettingsAsked(operation, name, labels, change, self._if_match(name))
+
+    def _regret(self, name: AdapterName) -> ev.Event | None:
+        return None if self._stopped else self._roll_back(name, self.sim.fleet.next_operation())
+
+    def _roll_back(self, name: AdapterName, operation: OperationId) -> ev.Event:
+        """To a version that the name stood for, which may still be draining."""
+        rng = self.sim.rng
+        seen = self.sim.observer
+        served = seen.names[name][0] if name in seen.names else NO_VERSION
+        former = sorted(seen.stood_for.get(name, set()) - {served})
+        wanted = rng.choice(former) if former else NO_VERSION
+        known = [(source, spec) for source, spec in self._seen if spec.version == wanted]
+        if not known:
+            return self._load(name, operation)
+        source, spec = rng.choice(known)
+        return ev.LoadAsked(operation, name, source, mode=ev.Mode.REPLACE, known=spec)
 
 
 def ev_prefetch(name: AdapterName, operation: OperationId) -> ev.Event:

@@ -17,6 +17,7 @@ from lorry.lifecycle import events as ev
 from lorry.lifecycle.fleet import Fleet
 from tests.simulation.checkers import Checker, all_checkers
 from tests.simulation.engine_model import EngineModel
+from tests.simulation.keeping import SwitchInPlace, more_checkers
 from tests.simulation.observer import Observer
 from tests.simulation.options import Options, draw
 from tests.simulation.workload import Workload
@@ -53,9 +54,10 @@ class Simulation:
         """How often each kind of event was fed."""
         self.errors: set[str] = set()
         """Classes of the errors that the core answered with."""
+        self.retirements = 0
         self.sizes: dict[VersionId, int] = {}
         self.observer = Observer(self.fleet)
-        self.checkers: Sequence[Checker] = all_checkers(self)
+        self.checkers: Sequence[Checker] = (*all_checkers(self), *more_checkers(self))
         kinds = [(checker, type(checker)) for checker in self.checkers]
         self._before = [c.before for c, kind in kinds if kind.before is not Checker.before]
         self._command = [c.command for c, kind in kinds if kind.command is not Checker.command]
@@ -78,6 +80,11 @@ class Simulation:
 
     def _replica_ids(self) -> list[ReplicaId]:
         return [ReplicaId(f"r{i}") for i in range(len(self.options.replicas))]
+
+    @property
+    def switches(self) -> int:
+        """Rollbacks that came back to a version which was on its way out."""
+        return sum(c.switched for c in self.checkers if isinstance(c, SwitchInPlace))
 
     def watch(
         self, before: Callable[[ev.Event], None], command: Callable[[cm.Command], None]
@@ -175,6 +182,8 @@ class Simulation:
                     self._note_error(error)
             case cm.Purge(version):
                 self._disk.discard(version)
+            case cm.BeginOperation():
+                self.retirements += 1
 
     def _note_error(self, error: LorryError) -> None:
         self.errors.add(type(error).__name__)

@@ -24,6 +24,7 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
         ),
         situations=(
             "The adapter was unloaded, perhaps a second time.",
+            "It has an idle_ttl and nobody had used it for so long; GET /v1/events says so.",
             "The name is misspelt; names are compared letter by letter.",
             "The server runs with another --state than before, so its registry is another.",
             "The adapter was unloaded with purge, which removes what a rollback needs.",

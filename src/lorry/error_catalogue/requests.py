@@ -57,12 +57,15 @@ REQUESTS: Mapping[type[er.LorryError], Words] = {
             "An adapter name that cannot be used, or a source that is no path.",
             "An upload that is no form, archive or safetensors file, ends early, or holds links, "
             "bad names or too many files.",
+            "A sampling value over the maximum that the adapter's owner has set, or settings of an "
+            "adapter that contradict each other.",
         ),
         situations=(
             "A body was sent without Content-Type: application/json.",
             "A chat has grown longer than --max-model-len.",
             "A client sends an option of another server that Lorry does not have.",
             "The chat template of the model or adapter refused the messages.",
+            "GET /v1/adapters/{name} shows a maximum that the client does not know of.",
         ),
         solutions=(
             "Mend the field that `param` names, as the message says; `details` lists further ones.",

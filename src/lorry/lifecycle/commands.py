@@ -4,6 +4,7 @@ and reports."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lorry.adapter_settings import SettingsChange
 from lorry.errors import LorryError
 from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, TicketId, VersionId
 
@@ -55,7 +56,7 @@ class Commit:
 
     operation: OperationId
     action: str
-    """register, replace, rollback, unload, pin, unpin, label."""
+    """register, replace, rollback, unload, retire, pin, unpin, label, settings."""
     name: AdapterName
     version: VersionId | None
     """What the name stands for afterwards; None erases it."""
@@ -63,6 +64,10 @@ class Commit:
     pinned: bool
     labels: Mapping[str, str] | None
     """None leaves them as they are."""
+    settings: SettingsChange | None = None
+    """None leaves them as they are."""
+    detail: str = ""
+    """Why, when it was not somebody's wish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,15 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginOperation:
+    """The core has asked itself for an admin call; it ends as all do, with `EndOperation`."""
+
+    operation: OperationId
+    kind: str
+    name: AdapterName
+
+
+@dataclass(frozen=True, slots=True)
 class EndOperation:
     """An admin call has ended: well when `error` is None."""
 
@@ -117,5 +131,6 @@ class Note:
 
 
 Command = (
-    Fetch | Load | Unload | SetPin | Commit | Admit | Refuse | Abort | EndOperation | Purge | Note
-)
+    Fetch | Load | Unload | SetPin | Commit | Admit | Refuse | Abort
+    | BeginOperation | EndOperation | Purge | Note
+)  # fmt: skip

@@ -2,9 +2,10 @@
 operation id."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from lorry.adapter_settings import SettingsChange
 from lorry.errors import LorryError
 from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, TicketId, VersionId
 from lorry.lifecycle.settings import ReplicaLimits
@@ -77,6 +78,8 @@ class LoadAsked:
     pinned: bool | None = None
     """None: as it is, or not pinned when new."""
     labels: Mapping[str, str] | None = None
+    settings: SettingsChange | None = None
+    """None: as they are."""
     load: bool = True
     """False: register only; the first request loads it."""
     strategy: Strategy = Strategy.BESIDE
@@ -94,24 +97,32 @@ class UnloadAsked:
     drain_ms: int
     purge: bool = False
     if_match: VersionId | None = None
+    idle_ms: int | None = None
+    """Set when the core itself asks, since nobody has used the adapter for so long."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinAsked:
-    """Keep `name` resident and in a slot, or stop keeping it."""
+    """Keep `name` resident and in a slot, or stop keeping it; the rest as in `SettingsAsked`, all
+    written at once."""
 
     operation: OperationId
     name: AdapterName
     pinned: bool
+    labels: Mapping[str, str] | None = None
+    settings: SettingsChange | None = None
+    if_match: VersionId | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LabelAsked:
-    """Overwrite the labels of `name`."""
+class SettingsAsked:
+    """Overwrite the labels of `name`, or change its settings; None leaves them as they are."""
 
     operation: OperationId
     name: AdapterName
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] | None = None
+    settings: SettingsChange | None = None
+    if_match: VersionId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,8 @@ class Restored:
 
     adapters: tuple[tuple[AdapterName, VersionSpec, str, bool], ...]
     """(name, version, source, pinned)."""
+    idle_ms: Mapping[AdapterName, int] = field(default_factory=dict)
+    """Of those that retire when nobody uses them; their time begins now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +271,7 @@ class CommitFailed:
 
 Event = (
     Arrived | Finished | Cancelled
-    | LoadAsked | UnloadAsked | PinAsked | LabelAsked | PrefetchAsked | CancelAsked
+    | LoadAsked | UnloadAsked | PinAsked | SettingsAsked | PrefetchAsked | CancelAsked
     | Restored | ReplicaAdded | EngineSeen | EngineLost | TimerDue
     | Fetched | FetchFailed | Loaded | LoadFailed | Unloaded | UnloadFailed
     | PinSet | PinFailed | Committed | CommitFailed

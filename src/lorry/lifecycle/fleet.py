@@ -64,9 +64,9 @@ class Fleet:
                 arrived(world, event)
             case ev.Finished(ticket) | ev.Cancelled(ticket):
                 left(world, event, ticket)
-            case ev.LoadAsked() | ev.UnloadAsked() | ev.PinAsked() | ev.LabelAsked():
+            case ev.LoadAsked() | ev.UnloadAsked() | ev.PinAsked():
                 operations.ask(world, event)
-            case ev.PrefetchAsked():
+            case ev.SettingsAsked() | ev.PrefetchAsked():
                 operations.ask(world, event)
             case ev.CancelAsked(operation):
                 operations.cancel(world, operation)
@@ -113,6 +113,8 @@ def arrived(world: World, event: ev.Arrived) -> None:
     """Admit at once what can run now; refuse what never could; let the rest wait."""
     if event.ticket in world.tickets or event.ticket in world.leases:
         raise BrokenInvariant(7, f"ticket {event.ticket} arrived twice")
+    if event.name is not None:
+        world.touch(event.name)
     under_way = len(world.leases) + len(world.tickets)
     if under_way >= world.limits.leases_max:
         world.refuse(event.ticket, QueueFull(f"{under_way} requests run or wait already."))
@@ -194,6 +196,6 @@ def restored(world: World, event: ev.Restored) -> None:
     """The registry is back; as much of it as fits is loaded again, newest last registered first to
     go."""
     for name, spec, source, pinned in event.adapters:
-        world.bind(Adapter(name, spec, source, pinned))
+        world.bind(Adapter(name, spec, source, pinned, idle_ms=event.idle_ms.get(name)))
         world.chill(spec.version)
     world.note("restored", f"{len(event.adapters)} adapters from the registry")

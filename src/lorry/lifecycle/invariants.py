@@ -165,7 +165,7 @@ def timers_have_a_purpose(world: World) -> Iterator[str]:
     if world.due_ms <= world.now_ms:
         yield f"a timer is due at {world.due_ms}, now is {world.now_ms}"
     waits = world.tickets or world.leases or world.asked or world.cold or world.loose
-    if not (waits or world.pinned) and not any(
+    if not (waits or world.idle or world.pinned) and not any(
         r.draining or r.pins for r in world.replicas.values()
     ):
         yield f"a timer is due at {world.due_ms} with nothing to wait for"
@@ -178,6 +178,18 @@ def every_wait_has_an_end(world: World) -> Iterator[str]:
     calls = any(queue[0].phase is not Phase.COMMITTING for queue in world.asked.values())
     if (world.tickets or runs or calls) and world.due_ms is None:
         yield "requests or admin calls wait without a timer"
+
+
+def idle_adapters_are_watched(world: World) -> Iterator[str]:
+    """An adapter that may retire when nobody uses it is watched, and no other is."""
+    for name, adapter in world.adapters.items():
+        wanted, planned = world.idle_due_ms(adapter), world.idle.due_ms(name)
+        if adapter.closing:
+            continue
+        if (wanted is None) != (planned is None):
+            yield f"'{name}' retires at {wanted} ms and is looked at {planned}"
+    if len(world.idle) > len(world.adapters):
+        yield f"{len(world.idle)} names are watched, {len(world.adapters)} are registered"
 
 
 RULES: tuple[Check, ...] = (
@@ -197,5 +209,6 @@ RULES: tuple[Check, ...] = (
     pins_are_counted,
     timers_have_a_purpose,
     every_wait_has_an_end,
+    idle_adapters_are_watched,
 )
 """In the order of their numbers."""

@@ -23,7 +23,7 @@ def objection(world: World, asked: Asked, adapter: Adapter | None) -> LorryError
         return AdapterNotFound(f"The adapter '{asked.name}' cannot be found.", param="name")
     if isinstance(request, ev.LoadAsked) and adapter is not None and request.mode is ev.Mode.CREATE:
         return AdapterConflict(f"The adapter '{asked.name}' has already been loaded.", param="name")
-    if isinstance(request, ev.LoadAsked | ev.UnloadAsked) and request.if_match is not None:
+    if not isinstance(request, ev.PrefetchAsked) and request.if_match is not None:
         found = adapter.spec.version if adapter is not None else None
         if found is None or not found.startswith(request.if_match):
             served = short(found) if found else "no version"

@@ -1,5 +1,5 @@
-"""Admin calls: load, unload, pin, label, prefetch. One at a time for each name, in the order asked;
-names never wait for each other (promise 5).
+"""Admin calls: load, unload, pin, settings, prefetch. One at a time for each name, in the order
+asked; names never wait for each other (promise 5).
 
 Each call walks through phases (`records.Phase`). A call that fails, is cancelled or runs out of
 time ends with an error and leaves the name as it was: only `Committed` changes what a name stands
@@ -8,6 +8,7 @@ for, and only an unload under way (`closing`) stops requests before that, until 
 
 from collections import deque
 
+from lorry.adapter_settings import SettingsChange
 from lorry.errors import (
     AdapterUnloading,
     CapacityExhausted,
@@ -33,6 +34,7 @@ def ask(world: World, request: Request) -> None:
     if len(queue) >= world.limits.operations_per_adapter_max:
         error = QueueFull(f"{len(queue)} operations on '{request.name}' are waiting already.")
         world.emit(cm.EndOperation(request.operation, error))
+        world.touch(request.name)
         return
     due = world.now_ms + world.limits.operation_ms
     if isinstance(request, ev.UnloadAsked):
@@ -53,6 +55,8 @@ def end(world: World, asked: Asked, error: LorryError | None = None) -> None:
     world.loose.update(asked.versions)
     if was_first and error is not None:
         restore(world, asked)
+    if not isinstance(asked.request, ev.UnloadAsked) or asked.request.idle_ms is None:
+        world.touch(asked.name)
     world.emit(cm.EndOperation(asked.id, error))
     if error is not None and was_first:
         version = asked.spec.version if asked.spec else None
@@ -74,6 +78,8 @@ def restore(world: World, asked: Asked) -> None:
     if adapter.closing:
         adapter.closing = False
         world.chill(adapter.spec.version)
+        if world.idle_due_ms(adapter) is not None:  # not at once again, if its time is up
+            world.idle.watch(adapter.name, world.now_ms + world.limits.retry_last_ms)
     elif asked.drains_first:
         world.chill(adapter.spec.version)
 
@@ -103,7 +109,7 @@ def begin(world: World, asked: Asked) -> None:
             assert adapter is not None
             asked.spec, asked.pinned = adapter.spec, pinned
             pin_or_commit(world, asked)
-        case ev.LabelAsked():
+        case ev.SettingsAsked():
             commit(world, asked)
         case ev.PrefetchAsked():
             assert adapter is not None
@@ -136,12 +142,15 @@ def begin_unload(world: World, asked: Asked, request: ev.UnloadAsked, adapter: A
             residency.retry_ms = world.now_ms  # an admin's word ends any back-off
     world.refuse_all(asked.name, unloading(asked.name))
     running = len(world.leases_of.get(asked.name, ()))
-    world.note(
-        "draining",
-        f"unload of '{asked.name}': {running} running requests",
-        asked.name,
-        asked.spec.version,
-    )
+    text = f"unload of '{asked.name}': {running} running requests"
+    if request.idle_ms is not None:
+        text = f"unload of '{asked.name}': {disuse(request.idle_ms)}"
+    world.note("draining", text, asked.name, asked.spec.version)
+
+
+def disuse(idle_ms: int) -> str:
+    """Why an adapter has retired, for people."""
+    return f"nobody used it for {idle_ms / 1000:g} s, its idle time-to-live"
 
 
 def unloading(name: str) -> AdapterUnloading:
@@ -203,19 +212,22 @@ def _change(asked: Asked, operation: OperationId, adapter: Adapter | None) -> cm
     match request:
         case ev.LoadAsked():
             action = "rollback" if request.known else "replace" if adapter else "register"
+            source, pinned = request.source, asked.pinned
+            labels, change = request.labels, request.settings
+            return cm.Commit(operation, action, asked.name, version, source, pinned, labels, change)
+        case ev.UnloadAsked(idle_ms=idle_ms):
+            action = "unload" if idle_ms is None else "retire"
+            detail = "" if idle_ms is None else disuse(idle_ms)
             return cm.Commit(
-                operation, action, asked.name, version, request.source, asked.pinned, request.labels
+                operation, action, asked.name, None, source, pinned, None, detail=detail
             )
-        case ev.UnloadAsked():
-            return cm.Commit(operation, "unload", asked.name, None, source, pinned, None)
-        case ev.PinAsked():
-            action = "pin" if asked.pinned else "unpin"
-            return cm.Commit(operation, action, asked.name, version, source, asked.pinned, None)
-        case ev.LabelAsked(labels=labels):
+        case ev.PinAsked(labels=labels, settings=change):
+            action, pinned = "pin" if asked.pinned else "unpin", asked.pinned
+            return cm.Commit(operation, action, asked.name, version, source, pinned, labels, change)
+        case ev.SettingsAsked(labels=labels, settings=change):
             assert adapter is not None
-            return cm.Commit(
-                operation, "label", asked.name, adapter.spec.version, source, pinned, labels
-            )
+            action, version = "label" if change is None else "settings", adapter.spec.version
+            return cm.Commit(operation, action, asked.name, version, source, pinned, labels, change)
         case ev.PrefetchAsked():  # pragma: no cover - a prefetch changes no registry
             raise AssertionError("a prefetch commits nothing")
 
@@ -359,9 +371,10 @@ def committed(world: World, asked: Asked) -> None:
     if isinstance(request, ev.UnloadAsked):
         adapter = world.unbind(asked.name)
         assert adapter is not None
-        world.note(
-            "unloaded", f"'{asked.name}' is gone from every tier", asked.name, adapter.spec.version
-        )
+        text = f"'{asked.name}' is gone from every tier"
+        if request.idle_ms is not None:
+            text += f": {disuse(request.idle_ms)}"
+        world.note("unloaded", text, asked.name, adapter.spec.version)
         end(world, asked)
         served = adapter.spec.version in world.names_of
         if request.purge and not served and not world.held(adapter.spec.version):
@@ -374,7 +387,19 @@ def committed(world: World, asked: Asked) -> None:
         world.set_pinned(adapter, asked.pinned)
         kind = "pinned" if asked.pinned else "unpinned"
         world.note(kind, f"'{asked.name}' is {kind}", asked.name, adapter.spec.version)
+    if isinstance(request, ev.PinAsked | ev.SettingsAsked) and request.settings is not None:
+        _take_settings(world, world.adapters[asked.name], request.settings)
     end(world, asked)
+
+
+def _take_settings(world: World, adapter: Adapter, change: SettingsChange) -> None:
+    """Of all of them the core needs to know one."""
+    adapter.idle_ms = change.idle_ms(adapter.idle_ms)
+    adapter.used_ms = world.now_ms
+    world.watch_idle(adapter)
+    names = ", ".join(sorted(change.values)) or "none"
+    text = f"settings of '{adapter.name}' were set: {names}"
+    world.note("settings", text, adapter.name, adapter.spec.version)
 
 
 def _publish(world: World, asked: Asked, request: ev.LoadAsked) -> None:
@@ -382,7 +407,19 @@ def _publish(world: World, asked: Asked, request: ev.LoadAsked) -> None:
     old = world.adapters.get(asked.name)
     before = old.former | {old.spec.version} if old is not None else frozenset()
     former = world.remembered(before - {asked.spec.version})
-    world.bind(Adapter(asked.name, asked.spec, request.source, asked.pinned, former=former))
+    idle_ms = old.idle_ms if old is not None else None
+    if request.settings is not None:
+        idle_ms = request.settings.idle_ms(idle_ms)
+    world.bind(
+        Adapter(
+            asked.name,
+            asked.spec,
+            request.source,
+            asked.pinned,
+            former=former,
+            idle_ms=idle_ms,
+        )
+    )
     world.refuse_mismatched(asked.name)
     now = short(asked.spec.version)
     if old is None:

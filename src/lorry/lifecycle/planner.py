@@ -24,6 +24,7 @@ from lorry.ids import AdapterName, VersionId
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import fitting, operations
 from lorry.lifecycle.records import Opened, Phase, Replica, Residency
+from lorry.lifecycle.retirement import retire_idle
 from lorry.lifecycle.room import best_resident, make_room
 from lorry.lifecycle.states import State, Trigger
 from lorry.lifecycle.world import World
@@ -49,6 +50,7 @@ def one_pass(world: World) -> None:
     expire_leases(world)
     expire_tickets(world)
     operations.expire(world)
+    retire_idle(world)
     drain_loose(world)
     operations.settle(world)
     for name in tuple(world.queues):

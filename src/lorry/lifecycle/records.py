@@ -25,6 +25,10 @@ class Adapter:
     former: frozenset[VersionId] = frozenset()
     """Versions that the name stood for before, or that a failed load brought for it, and that may
     still be in an engine."""
+    idle_ms: int | None = None
+    """It retires when nobody has used it for so long; None: never."""
+    used_ms: int = 0
+    """When it was used last; see `retirement.py`."""
 
 
 @dataclass(slots=True)
@@ -79,6 +83,8 @@ class Residency:
     """Why it failed last."""
     last_used_ms: int = 0
     drained_ms: int = 0
+    evicted: bool = False
+    """It drains to make room for another, and not because nothing refers to it."""
     missing: bool = False
     """Its snapshot was not on disk when it was to be loaded: fetch it again first."""
 
@@ -120,7 +126,7 @@ class Phase(StrEnum):
 
 
 Request = (
-    ev.LoadAsked | ev.UnloadAsked | ev.PinAsked | ev.LabelAsked | ev.PrefetchAsked
+    ev.LoadAsked | ev.UnloadAsked | ev.PinAsked | ev.SettingsAsked | ev.PrefetchAsked
 )  # fmt: skip
 
 

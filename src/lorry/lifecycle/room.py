@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from lorry.errors import LorryError
-from lorry.ids import AdapterName, ReplicaId, VersionId, short
+from lorry.ids import AdapterName, ReplicaId, VersionId
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
-from lorry.lifecycle import fitting, operations
+from lorry.lifecycle import fitting, operations, reasons
 from lorry.lifecycle.eviction import Candidate, choose_victims
 from lorry.lifecycle.records import Opened, Replica, Residency
 from lorry.lifecycle.states import State, Trigger
@@ -117,6 +117,7 @@ def make_room(world: World) -> None:
     up = [replica for replica in world.replicas.values() if replica.up]
     cold_before = len(world.cold)
     wanted = needs(world) if up else []
+    forget_told(world, wanted)
     if not wanted and not any(replica.draining for replica in up):
         return
     rooms = {replica.id: survey(world, replica) for replica in up}
@@ -129,6 +130,13 @@ def make_room(world: World) -> None:
     for room in rooms.values():
         if room.blocked or room.replica.draining:
             free_for(world, room)
+
+
+def forget_told(world: World, wanted: list[Need]) -> None:
+    """Whoever waits another time is told about again."""
+    if world.told:
+        waiting = {need.spec.version for need in wanted}
+        world.told = {v: since for v, since in world.told.items() if v in waiting}
 
 
 def survey(world: World, replica: Replica) -> Room:
@@ -321,15 +329,24 @@ def free_for(world: World, room: Room) -> None:
             first.less(residency)
     if room.blocked and short:
         drain_idle(world, room, short, first)
+        tell_waits(world, room, short, first)
     recalled = False
     for residency in sorted(recallable, key=lambda r: (r.leases > 0, r.drained_ms, r.version)):
-        if first and goes_on_draining(room, residency):
+        if first and residency.evicted and goes_on_draining(room, residency):
             first.less(residency)
         else:
             world.move(residency, Trigger.RECALL)
             recalled = True
     if first and not recalled:  # else those who waited for it are admitted before any other drain
         drain_leased(world, room, first)
+
+
+def tell_waits(world: World, room: Room, short: Shortage, first: Shortage) -> None:
+    """Say why needs wait for which idle versions do not make room enough."""
+    for at, need in enumerate(room.blocked):
+        if need.evicts and (short if at else first):
+            name, version = need.name, need.spec.version
+            reasons.tell_wait(world, room.replica.id, name, version, need.since_ms)
 
 
 def goes_on_draining(room: Room, residency: Residency) -> bool:
@@ -341,7 +358,8 @@ def goes_on_draining(room: Room, residency: Residency) -> bool:
 
 
 def is_recallable(world: World, residency: Residency) -> bool:
-    """Whether it drains only to make room for others."""
+    """Whether somebody wants it after all: it drains only to make room for others, or a rollback
+    has come back to it before its last request has ended."""
     return not residency.unsure and world.referenced(residency.version)
 
 
@@ -350,7 +368,9 @@ def drain_idle(world: World, room: Room, short: Shortage, first: Shortage) -> No
     found = [c for c in candidates(world, room.replica, room.blocked) if c.leases == 0]
     for version in choose_victims(found, short.count, short.bytes):
         residency = room.replica.holding[version]
-        drain(world, residency, f"makes room for '{room.blocked[0].name}'", "room")
+        idle_s = max(0, world.now_ms - residency.last_used_ms) / 1000
+        text = f"makes room for '{room.blocked[0].name}'; it was not used for {idle_s:.1f} s"
+        drain(world, residency, text, "room")
         short.less(residency)
         first.less(residency)
 
@@ -369,8 +389,13 @@ def drain_leased(world: World, room: Room, first: Shortage) -> None:
         return
     leased = candidates(world, room.replica, [oldest])
     for version in choose_victims(leased, first.count, first.bytes):
-        text = f"drains for '{oldest.name}', which has waited longest"
-        drain(world, room.replica.holding[version], text, "fairness")
+        victim = room.replica.holding[version]
+        waited_s = (world.now_ms - oldest.since_ms) / 1000
+        text = (
+            f"drains for '{oldest.name}', which has waited longest ({waited_s:.1f} s); "
+            f"running on it: {victim.leases}"
+        )
+        drain(world, victim, text, "fairness")
 
 
 def _may_drain_first(world: World, need: Need, old: Residency) -> bool:
@@ -417,6 +442,9 @@ def drain(world: World, residency: Residency, text: str, reason: str) -> None:
     """Take no new requests for it; it is unloaded once those that run have ended."""
     world.move(residency, Trigger.DRAIN)
     residency.drained_ms = world.now_ms
+    residency.evicted = True
     counts = world.counters.evictions
     counts[reason] = counts.get(reason, 0) + 1
-    world.note("evicted", f"{short(residency.version)} {text}", version=residency.version)
+    called = reasons.called(world, residency.version)
+    text = f"{called} on {residency.replica} {text}"
+    world.note("evicted", text, version=residency.version)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from lorry.errors import AdapterNotFound, BrokenInvariant, LorryError
 from lorry.ids import AdapterName, EngineId, OperationId, ReplicaId, TicketId, VersionId, short
 from lorry.lifecycle import commands as cm
+from lorry.lifecycle.idle import IdleTimes
 from lorry.lifecycle.records import (
     Adapter,
     Asked,
@@ -51,6 +52,10 @@ class World:
         self.cold: dict[VersionId, int] = {}
         """Versions that are not resident and should be, unasked, and since when: pinned ones, or
         resident before."""
+        self.idle = IdleTimes()
+        """Names that retire when nobody uses them, but for pinned ones."""
+        self.told: dict[VersionId, int] = {}
+        """Needs of which people know why they wait: version -> since when."""
         self.counters = Counters()
         self.commands: list[cm.Command] = []
         self.due_ms: int | None = None
@@ -150,6 +155,7 @@ class World:
         self.unbind(adapter.name)
         self.adapters[adapter.name] = adapter
         self.names_of.setdefault(adapter.spec.version, set()).add(adapter.name)
+        adapter.used_ms = self.now_ms
         self.set_pinned(adapter, adapter.pinned)
 
     def unbind(self, name: AdapterName) -> Adapter | None:
@@ -162,6 +168,7 @@ class World:
                 del self.names_of[adapter.spec.version]
             self.loose.add(adapter.spec.version)
             self.pinned.discard(name)
+            self.idle.forget(name)
         return adapter
 
     def set_pinned(self, adapter: Adapter, pinned: bool) -> None:
@@ -172,6 +179,27 @@ class World:
             self.chill(adapter.spec.version)
         else:
             self.pinned.discard(adapter.name)
+        self.watch_idle(adapter)
+
+    def touch(self, name: AdapterName) -> None:
+        """Somebody uses it."""
+        adapter = self.adapters.get(name)
+        if adapter is not None:
+            adapter.used_ms = self.now_ms
+
+    def watch_idle(self, adapter: Adapter) -> None:
+        """Let an adapter retire in its time, or not at all."""
+        due_ms = self.idle_due_ms(adapter)
+        if due_ms is None:
+            self.idle.forget(adapter.name)
+        else:
+            self.idle.watch(adapter.name, due_ms)
+
+    def idle_due_ms(self, adapter: Adapter) -> int | None:
+        """When its time is up if it is not used again; None: it has none, or is pinned."""
+        if adapter.idle_ms is None or adapter.pinned:
+            return None
+        return adapter.used_ms + adapter.idle_ms
 
     def chill(self, version: VersionId) -> None:
         """Let a version come back unasked: at once when it is pinned, else when it has room."""
@@ -213,6 +241,7 @@ class World:
             replica.draining[residency.version] = residency
         elif before is State.DRAINING:
             del replica.draining[residency.version]
+            residency.evicted = False
         residency.state = after
         self.revision += 1
         residency.revision = replica.revision = self.revision
@@ -238,6 +267,7 @@ class World:
         del self.tickets[ticket.id]
         queue = self.queues[ticket.name]
         queue.remove(ticket)
+        self.touch(ticket.name)
         if not queue:
             del self.queues[ticket.name]
 
@@ -278,6 +308,7 @@ class World:
             on.last_used_ms = self.now_ms
         if name is not None:
             self.leases_of.setdefault(name, set()).add(ticket)
+            self.touch(name)
         engine_id = on.engine_id if on is not None else None
         self.emit(cm.Admit(ticket, replica.id, engine_id, version))
 
@@ -294,6 +325,7 @@ class World:
         if lease.name is not None:
             holders = self.leases_of[lease.name]
             holders.discard(ticket)
+            self.touch(lease.name)
             if not holders:
                 del self.leases_of[lease.name]
         return True

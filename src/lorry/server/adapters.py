@@ -10,11 +10,13 @@ from fastapi import Depends, Header, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from lorry.adapter_settings import NO_SETTINGS
 from lorry.errors import AdapterNotFound, RequestInvalid, VersionMismatch
 from lorry.ids import AdapterName, VersionId, short
 from lorry.server.errors import json_response
 from lorry.server.operations import accepted, finish
 from lorry.server.service import Service, service_of
+from lorry.server.settings_shape import SettingsFields, check_change, shown
 from lorry.supervisor import LoadRequest
 from lorry.views import AdapterView, OperationView, ResidencyView
 
@@ -24,17 +26,21 @@ Wait = Annotated[bool, Query(description="false: answer 202 with an operation at
 
 LABELS_MAX = 64
 VERSION_DIGITS_MIN = 12
+Labels = dict[
+    Annotated[str, Field(min_length=1, max_length=128)], Annotated[str, Field(max_length=1024)]
+]
 
 
-class PutAdapter(BaseModel):
-    """PUT /v1/adapters/{name}."""
+class PutAdapter(SettingsFields):
+    """PUT /v1/adapters/{name}: settings that are left out stay as they were, or as they are for
+    nobody."""
 
     model_config = ConfigDict(extra="forbid")
     source: str = Field(min_length=1)
     """Folder on the server's machine."""
     pinned: bool | None = None
     """null: as it was, or not pinned."""
-    labels: dict[str, str] | None = Field(default=None, max_length=LABELS_MAX)
+    labels: Labels | None = Field(default=None, max_length=LABELS_MAX)
     replace: bool = True
     """false: 409 when the name is taken."""
     load: bool = True
@@ -42,12 +48,12 @@ class PutAdapter(BaseModel):
     strategy: Literal["beside", "drain-first"] = "beside"
 
 
-class PatchAdapter(BaseModel):
-    """PATCH /v1/adapters/{name}: what is left out stays."""
+class PatchAdapter(SettingsFields):
+    """PATCH /v1/adapters/{name}: what is left out stays; null takes a setting back."""
 
     model_config = ConfigDict(extra="forbid")
     pinned: bool | None = None
-    labels: dict[str, str] | None = Field(default=None, max_length=LABELS_MAX)
+    labels: Labels | None = Field(default=None, max_length=LABELS_MAX)
 
 
 class RollbackAdapter(BaseModel):
@@ -56,6 +62,8 @@ class RollbackAdapter(BaseModel):
     model_config = ConfigDict(extra="forbid")
     version: str | None = Field(default=None, min_length=VERSION_DIGITS_MIN)
     """One of `previous`, its first 12 digits or more; null: the newest of them."""
+    strategy: Literal["beside", "drain-first"] = "beside"
+    """How to find room when no engine holds that version any more, as in PUT."""
 
 
 async def list_adapters(
@@ -84,6 +92,9 @@ async def put_adapter(
 ) -> Response:
     """Register an adapter, or replace it by another version under the same name."""
     known = find_adapter(service, name)
+    settings = body.change()
+    old = known.settings if known is not None else NO_SETTINGS
+    await check_change(service, name if known is not None else None, old, settings)
     if if_match is not None:
         mode: Literal["create", "replace", "upsert"] = "replace"
     else:
@@ -96,6 +107,7 @@ async def put_adapter(
             if_match=wanted_version(if_match, known),
             pinned=body.pinned,
             labels=body.labels,
+            settings=settings,
             load=body.load,
             strategy=body.strategy,
         )
@@ -106,13 +118,21 @@ async def put_adapter(
 async def patch_adapter(
     name: str, body: PatchAdapter, service: Caller, if_match: IfMatch = None
 ) -> Response:
-    """Pin, unpin or label an adapter."""
+    """Pin or unpin an adapter, label it, or change its settings: all that the body asks for, or
+    nothing."""
     view = service.supervisor.adapter(AdapterName(name))
     must_match(if_match, view)
-    if body.pinned is not None:
-        await finish(service, service.supervisor.pin(view.name, body.pinned))
-    if body.labels is not None:
-        await finish(service, service.supervisor.label(view.name, body.labels))
+    settings = body.change()
+    await check_change(service, view.name, view.settings, settings)
+    if (body.pinned, body.labels, settings) != (None, None, None):
+        operation = service.supervisor.change(
+            view.name,
+            pinned=body.pinned,
+            labels=body.labels,
+            settings=settings,
+            if_match=wanted_version(if_match, view),
+        )
+        await finish(service, operation)
     return _shown(service.supervisor.adapter(view.name))
 
 
@@ -139,12 +159,21 @@ async def delete_adapter(
 
 
 async def roll_back(
-    name: str, service: Caller, body: RollbackAdapter | None = None, wait: Wait = True
+    name: str,
+    service: Caller,
+    body: RollbackAdapter | None = None,
+    if_match: IfMatch = None,
+    wait: Wait = True,
 ) -> Response:
-    """Serve an earlier version again."""
+    """Serve an earlier version again: at once when an engine still holds it."""
     view = service.supervisor.adapter(AdapterName(name))
-    version = _earlier(view, body.version) if body and body.version else None
-    operation = service.supervisor.rollback(view.name, version)
+    asked = body or RollbackAdapter()
+    operation = service.supervisor.rollback(
+        view.name,
+        _earlier(view, asked.version) if asked.version else None,
+        strategy=asked.strategy,
+        if_match=wanted_version(if_match, view),
+    )
     return await _done(service, operation, wait=wait)
 
 
@@ -218,6 +247,7 @@ def adapter_shape(view: AdapterView) -> dict[str, Any]:
         "source": view.source,
         "pinned": view.pinned,
         "labels": dict(view.labels),
+        **shown(view.settings),
         "state": "unloading" if view.unloading else best.state if best else "absent",
         "tier": best.tier if best else "absent",
         "slot": best.slot if best else None,
@@ -235,6 +265,7 @@ def adapter_shape(view: AdapterView) -> dict[str, Any]:
         "updated": view.updated_s,
         "previous": list(view.previous),
         "reason": best.reason if best else "",
+        "waits_for": view.waits_for,
         "residency": [_residency_shape(one) for one in view.residency],
     }
 

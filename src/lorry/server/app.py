@@ -32,6 +32,7 @@ from lorry.server.dialects import (
     vllm,
 )
 from lorry.server.gate import Gate
+from lorry.server.openapi import describe
 from lorry.server.service import Service
 from lorry.server.settings import ServerSettings
 from lorry.supervisor import Supervisor
@@ -110,6 +111,7 @@ def build_app(
     for router in DIALECTS:
         app.include_router(router)
     app.include_router(diff.router)
+    describe(app)
     errors.install(app)
     app.add_middleware(Gate, settings=settings, shutdown=service.shutdown)
     return app

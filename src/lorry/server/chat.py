@@ -13,10 +13,10 @@ from lorry.server.answer import Piece
 from lorry.server.generation import Answer
 from lorry.server.job import Job, make_job, respond
 from lorry.server.logprobs import chat_logprobs, prompt_logprobs
-from lorry.server.prompts import chat_prompt, check_prompt
-from lorry.server.sampling import sampling_params
+from lorry.server.prompts import chat_prompt
 from lorry.server.schema import ChatRequest
 from lorry.server.service import Service, service_of
+from lorry.server.wanted import want
 
 
 async def create_chat_completion(
@@ -34,16 +34,16 @@ async def create_chat_completion(
         variables=request.chat_template_kwargs,
         add_special_tokens=request.add_special_tokens,
     )
-    wanted = request.max_completion_tokens or request.max_tokens
-    room = check_prompt(prompt, wanted, service.supervisor.capabilities, "messages")
-    params = sampling_params(
+    wanted = want(
         service,
+        target,
         request,
-        max_tokens=room,
+        prompt,
+        param="messages",
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         prompt_logprobs=request.prompt_logprobs,
     )
-    job = make_job(service, request, target, [(prompt, params)], prefix="chatcmpl")
+    job = make_job(service, request, [wanted], prefix="chatcmpl")
     return await respond(service, http, job, _Shape(job, request), stream=bool(request.stream))
 
 

@@ -13,10 +13,10 @@ from lorry.server.answer import Piece
 from lorry.server.generation import Answer
 from lorry.server.job import Job, make_job, respond
 from lorry.server.logprobs import completion_logprobs, prompt_logprobs
-from lorry.server.prompts import check_prompt, completion_prompts
-from lorry.server.sampling import sampling_params
+from lorry.server.prompts import completion_prompts
 from lorry.server.schema import CompletionRequest
 from lorry.server.service import Service, Target, service_of
+from lorry.server.wanted import want
 
 
 async def create_completion(
@@ -27,26 +27,22 @@ async def create_completion(
     targets = _targets(service, request)
     given = await completion_prompts(service, request)
     targets = _one_each(request, targets, len(given))
-    capabilities = service.supervisor.capabilities
     prompt_top = request.prompt_logprobs
     if request.echo and request.logprobs is not None:
         prompt_top = max(request.logprobs, prompt_top or 0)
-    prompts = []
-    for prompt in given:
-        room = check_prompt(prompt, request.max_tokens, capabilities, "prompt")
-        params = sampling_params(
-            service, request, max_tokens=room, logprobs=request.logprobs, prompt_logprobs=prompt_top
+    wanted = [
+        want(
+            service,
+            target,
+            request,
+            prompt,
+            param="prompt",
+            logprobs=request.logprobs,
+            prompt_logprobs=prompt_top,
         )
-        prompts.append((prompt, params))
-    job = make_job(
-        service,
-        request,
-        targets[0],
-        prompts,
-        prefix="cmpl",
-        echo=bool(request.echo),
-        targets=targets,
-    )
+        for target, prompt in zip(targets, given, strict=True)
+    ]
+    job = make_job(service, request, wanted, prefix="cmpl", echo=bool(request.echo))
     return await respond(service, http, job, _Shape(job, request), stream=bool(request.stream))
 
 

@@ -11,16 +11,16 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lorry.engine import SamplingParams
 from lorry.server.answer import Piece, SequenceRequest
 from lorry.server.errors import json_response, request_id_of, to_json
 from lorry.server.generation import Answer, Usage, run_sequences, while_connected
 from lorry.server.logprobs import Labels
-from lorry.server.prompts import Prompt, check_count
+from lorry.server.prompts import check_count
 from lorry.server.sampling import for_choice
 from lorry.server.schema import SamplingFields, StreamOptions
-from lorry.server.service import Service, Target
+from lorry.server.service import Service
 from lorry.server.sse import EventStream, Writer, event
+from lorry.server.wanted import Wanted
 
 
 @dataclass(slots=True)
@@ -57,41 +57,37 @@ class Shape(Protocol):
 def make_job(
     service: Service,
     request: SamplingFields,
-    target: Target,
-    prompts: Sequence[tuple[Prompt, SamplingParams]],
+    wanted: Sequence[Wanted],
     *,
     prefix: str,
     echo: bool = False,
-    targets: Sequence[Target] | None = None,
 ) -> Job:
-    """Every prompt `n` times, each for its own of `targets` if given. Raises `RequestInvalid` when
-    that is too much for one request."""
-    check_count(service, len(prompts), request.n)
+    """Every prompt `n` times. Raises `RequestInvalid` when that is too much for one request."""
+    check_count(service, len(wanted), request.n)
     n = request.n or 1
-    asked = targets or [target] * len(prompts)
     job_id = f"{prefix}-{uuid.uuid4().hex}"
     sequences = [
         SequenceRequest(
             index=at * n + choice,
             request_id=f"{job_id}-{at * n + choice}",
-            prompt=prompt.ids,
-            prompt_text=prompt.text,
-            sampling=for_choice(params, choice),
-            name=asked[at].name,
-            version=asked[at].version,
+            prompt=one.prompt.ids,
+            prompt_text=one.prompt.text,
+            sampling=for_choice(one.sampling, choice),
+            name=one.target.name,
+            version=one.target.version,
             cache_salt=request.cache_salt or "",
-            stops=tuple(request.stop),
+            stops=one.stops,
             include_stop=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
             echo=echo,
             first_choice=choice == 0,
         )
-        for at, (prompt, params) in enumerate(prompts)
+        for at, one in enumerate(wanted)
         for choice in range(n)
     ]
     return Job(
         id=job_id,
-        model=target.model,
+        model=wanted[0].target.model,
         created=int(time.time()),
         sequences=tuple(sequences),
         labels=Labels(service.tokenizer, bool(request.return_tokens_as_token_ids)),

@@ -1,6 +1,6 @@
 """From a request's prompt to token ids that fit the model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -8,6 +8,8 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from lorry.adapter_settings import AdapterSettings
+from lorry.chat_template import ChatTemplate
 from lorry.engine import EngineCapabilities
 from lorry.errors import RequestInvalid
 from lorry.server.schema import CompletionRequest, Message
@@ -93,7 +95,8 @@ async def chat_prompt(
     """A chat as one prompt, by the adapter's template or else the base's."""
     tokenizer = service.text("messages")
     template = service.adapter_template(target)
-    given = [_plain(message) for message in messages]
+    plain = [_plain(message) for message in messages]
+    given = with_system_prompt(plain, service.settings_of(target))
     text = await _render(
         service,
         lambda: tokenizer.render_chat(
@@ -105,6 +108,29 @@ async def chat_prompt(
         ),
     )
     return Prompt(await encode(service, text, add_special_tokens, "messages"), text)
+
+
+def with_system_prompt(
+    messages: list[dict[str, Any]], settings: AdapterSettings
+) -> list[dict[str, Any]]:
+    """The chat with the adapter's system message, unless it brings one of its own."""
+    own = any(message["role"] in ("system", "developer") for message in messages)
+    if settings.system_prompt is None or own:
+        return messages
+    return [{"role": "system", "content": settings.system_prompt}, *messages]
+
+
+async def render_chat(
+    service: Service, template: ChatTemplate | None, messages: Sequence[Mapping[str, Any]]
+) -> str:
+    """A chat's text, to try a template (None: the base model's). Raises `RequestInvalid`."""
+    tokenizer = service.text("messages")
+    return await _render(
+        service,
+        lambda: tokenizer.render_chat(
+            messages, template=template, add_generation_prompt=True, continue_final_message=False
+        ),
+    )
 
 
 async def _render(service: Service, render: Callable[[], str]) -> str:

@@ -6,6 +6,7 @@ fields that would change the answer and are not built are refused: `unsupported`
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
@@ -149,6 +150,18 @@ class StreamOptions(Body):
     """Send them with each event too."""
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerTokens:
+    """How long an answer may be."""
+
+    count: int | None
+    """None: as long as the context allows."""
+    sent: bool
+    """Whether the request said so."""
+    fits: bool = False
+    """It is lowered where the context is short of it, and no error."""
+
+
 class SamplingFields(Body):
     """What completions and chats have in common. Defaults are OpenAI's, also for `temperature`:
     1."""
@@ -178,6 +191,11 @@ class SamplingFields(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     user: str | None = None
 
+    @property
+    def answer_tokens(self) -> AnswerTokens:
+        """By the route's own fields and default."""
+        return AnswerTokens(None, sent=False)
+
 
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
@@ -190,6 +208,11 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
     add_special_tokens: bool = True
+
+    @property
+    def answer_tokens(self) -> AnswerTokens:
+        """16 unless sent; null is the rest of the context."""
+        return AnswerTokens(self.max_tokens, "max_tokens" in self.model_fields_set)
 
 
 class TextPart(Body):
@@ -225,6 +248,12 @@ class ChatRequest(SamplingFields, ChatFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
+
+    @property
+    def answer_tokens(self) -> AnswerTokens:
+        """The rest of the context unless sent."""
+        count = self.max_completion_tokens or self.max_tokens
+        return AnswerTokens(count, sent=count is not None)
 
 
 class TokenizeRequest(Body):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 from fastapi import Request
 
+from lorry.adapter_settings import NO_SETTINGS, AdapterSettings
 from lorry.chat_template import ChatTemplate
 from lorry.errors import AdapterNotFound, AdapterUnloading, RequestInvalid
 from lorry.ids import AdapterName, VersionId
@@ -98,11 +99,17 @@ class Service:
             )
         return self.tokenizer
 
+    def settings_of(self, target: Target) -> AdapterSettings:
+        """What the adapter's owner has set; nothing for the base."""
+        return NO_SETTINGS if target.name is None else self.supervisor.settings_of(target.name)
+
     def adapter_template(self, target: Target) -> ChatTemplate | None:
-        """The adapter's own chat template, if it brought one."""
+        """The chat template that was set for the adapter, or else the one that it brought, if
+        any."""
         if target.name is None:
             return None
-        source = self.supervisor.adapter(target.name).manifest.chat_template
+        source = self.settings_of(target).chat_template
+        source = source or self.supervisor.adapter(target.name).manifest.chat_template
         return _compiled(source) if source else None
 
 

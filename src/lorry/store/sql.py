@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
+from lorry.adapter_settings import settings_from_json, settings_to_json
 from lorry.artifacts.snapshot import Manifest
 from lorry.errors import StorageFailed
 from lorry.ids import AdapterName, VersionId
@@ -262,6 +263,7 @@ def _adapter_row(record: AdapterRecord) -> dict[str, Any]:
         "updated_s": record.updated_s,
         "previous": json.dumps(list(record.previous)),
         "previous_sources": json.dumps(dict(record.previous_sources), sort_keys=True),
+        "settings": settings_to_json(record.settings),
     }
 
 
@@ -276,6 +278,7 @@ def _record(row: Row[Any]) -> AdapterRecord:
         updated_s=row.updated_s,
         previous=previous_from_json(row.previous),
         previous_sources=json.loads(row.previous_sources),
+        settings=settings_from_json(row.settings),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lorry.adapter_settings import NO_SETTINGS, AdapterSettings
 from lorry.artifacts.snapshot import Manifest
 from lorry.ids import AdapterName, VersionId
 
@@ -25,6 +26,7 @@ class AdapterRecord:
     """Versions served before under this name, newest first; at most 8 are remembered."""
     previous_sources: Mapping[VersionId, str] = field(default_factory=dict)
     """Where each of them came from; what a rollback names as source again."""
+    settings: AdapterSettings = NO_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class AuditEntry:
 
     at_s: float
     action: str
-    """register, replace, rollback, unload, pin, unpin, label."""
+    """register, replace, rollback, unload, pin, unpin, label, settings, retire."""
     name: AdapterName
     version: VersionId | None
     actor: str = ""

@@ -37,8 +37,10 @@ adapters = Table(
     Column("updated_s", Float, nullable=False),
     Column("previous", Text, nullable=False),
     Column("previous_sources", Text, nullable=False),
+    Column("settings", Text, nullable=False, server_default="{}"),
 )
-"""What should be served: one row per name. `labels`, `previous` and `previous_sources` are JSON."""
+"""What should be served: one row per name. `labels`, `previous`, `previous_sources` and `settings`
+are JSON."""
 
 audit = Table(
     "audit",
@@ -49,7 +51,8 @@ audit = Table(
         "action",
         String(16),
         CheckConstraint(
-            "action IN ('register', 'replace', 'rollback', 'unload', 'pin', 'unpin', 'label')",
+            "action IN ('register', 'replace', 'rollback', 'unload', 'pin', 'unpin', 'label', "
+            "'settings', 'retire')",
             name="action_is_known",
         ),
         nullable=False,

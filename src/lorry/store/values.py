@@ -13,7 +13,10 @@ from lorry.store.store import AdapterRecord, AuditEntry
 PREVIOUS_MAX = 8
 """Versions remembered for rollback per name, as the contract says."""
 
-ACTIONS = ("register", "replace", "rollback", "unload", "pin", "unpin", "label")
+ACTIONS = (
+    *("register", "replace", "rollback", "unload", "pin", "unpin", "label"),
+    *("settings", "retire"),
+)
 """What an audit row may say."""
 
 _TUPLES = ("target_modules", "layers")

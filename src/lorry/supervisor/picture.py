@@ -1,6 +1,7 @@
 """Pictures of the present, put together from the core, the registry and the engines' last word."""
 
 from lorry.ids import AdapterName, EngineId, ReplicaId, VersionId
+from lorry.lifecycle.reasons import why_waiting
 from lorry.lifecycle.records import Residency
 from lorry.lifecycle.states import HOLDING, State
 from lorry.supervisor.shell import Shell
@@ -26,6 +27,8 @@ def adapter(shell: Shell, name: AdapterName) -> AdapterView:
         waiting=len(world.queues.get(name, ())),
         residency=tuple(_residency(r, shell.engines[r.replica].health().slots) for r in found)
         or tuple(_on_disk(replica) for replica in world.replicas),
+        settings=record.settings,
+        waits_for=why_waiting(world, name),
     )
 
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+from lorry.adapter_settings import NO_SETTINGS
 from lorry.artifacts.cache import DiskCache
 from lorry.artifacts.parcels import MEMORY
 from lorry.artifacts.snapshot import Manifest
@@ -91,6 +92,7 @@ class Registry:
             previous = tuple(v for v in kept if v != command.version)[:PREVIOUS_MAX]
             sources = {**old.previous_sources, old.manifest.version: old.source}
         labels: Mapping[str, str] = old.labels if old is not None else {}
+        settings = old.settings if old is not None else NO_SETTINGS
         return AdapterRecord(
             name=command.name,
             source=command.source,
@@ -101,11 +103,14 @@ class Registry:
             updated_s=at_s,
             previous=previous,
             previous_sources={v: sources[v] for v in previous if v in sources},
+            settings=settings if command.settings is None else command.settings.apply(settings),
         )
 
     def write(self, command: cm.Commit, record: AdapterRecord | None, at_s: float) -> None:
         """Write a change. Blocks; raises `StorageFailed` and then nothing has changed."""
-        audit = AuditEntry(at_s, command.action, command.name, command.version)
+        audit = AuditEntry(
+            at_s, command.action, command.name, command.version, detail=command.detail
+        )
         if record is None:
             old = self.records[command.name]
             audit = replace(audit, version=old.manifest.version)

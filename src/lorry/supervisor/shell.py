@@ -112,6 +112,8 @@ class Shell:
                 self.requests[ticket].refuse(error)
             case cm.Abort(ticket, error):
                 self._spawn(self._abort, ticket, error)
+            case cm.BeginOperation(operation, kind, name):
+                self.book.begin(operation, kind, name, self.clock.wall_s())
             case cm.EndOperation(operation, error):
                 self._end_operation(operation, error)
             case cm.Note(kind, name, version, text):

@@ -12,10 +12,17 @@ from typing import Literal, Self
 import anyio
 from anyio import to_thread
 
+from lorry.adapter_settings import (
+    NO_SETTINGS,
+    AdapterSettings,
+    SettingsChange,
+    milliseconds,
+)
 from lorry.artifacts.cache import DiskCache
 from lorry.artifacts.memory import remove_abandoned
 from lorry.artifacts.names import check_adapter_name
 from lorry.artifacts.parcels import Parcel
+from lorry.artifacts.snapshot import Manifest
 from lorry.clock import Clock, SystemClock
 from lorry.engine import (
     Engine,
@@ -32,6 +39,7 @@ from lorry.lifecycle.fleet import Fleet
 from lorry.lifecycle.operations import unloading
 from lorry.lifecycle.records import Request as AdminCall
 from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
+from lorry.lifecycle.states import State
 from lorry.store.store import Store
 from lorry.supervisor import comparing, picture
 from lorry.supervisor.checking import Checker, CheckView
@@ -55,6 +63,8 @@ class LoadRequest:
     """The version that must be served now, or a prefix of it."""
     pinned: bool | None = None
     labels: Mapping[str, str] | None = None
+    settings: SettingsChange | None = None
+    """None: as they are, or none when new."""
     load: bool = True
     """False: register only; the first request loads it."""
     strategy: Literal["beside", "drain-first"] = "beside"
@@ -159,7 +169,12 @@ class Supervisor:
             for r in newest_first
         )
         self._shell.cache.protect(self._registry.served())
-        self._shell.feed(ev.Restored(adapters))
+        idle_ms = {
+            r.name: milliseconds(r.settings.idle_ttl_s)
+            for r in newest_first
+            if r.settings.idle_ttl_s is not None
+        }
+        self._shell.feed(ev.Restored(adapters, {n: ms for n, ms in idle_ms.items() if ms}))
 
     async def _wait_until_up(self) -> None:
         with anyio.move_on_after(self._settings.start_timeout_s):
@@ -238,6 +253,7 @@ class Supervisor:
             if_match=request.if_match,
             pinned=request.pinned,
             labels=request.labels,
+            settings=request.settings,
             load=request.load,
             strategy=ev.Strategy(request.strategy),
         )
@@ -268,20 +284,45 @@ class Supervisor:
 
     def pin(self, name: AdapterName, pinned: bool) -> OperationView:
         """Keep an adapter resident and in a slot, or stop."""
-        event = ev.PinAsked(self._fleet.next_operation(), name, pinned)
-        return self._ask("pin" if pinned else "unpin", event)
+        return self.change(name, pinned=pinned)
 
-    def label(self, name: AdapterName, labels: Mapping[str, str]) -> OperationView:
-        """Overwrite an adapter's labels."""
-        return self._ask("label", ev.LabelAsked(self._fleet.next_operation(), name, labels))
+    def change(
+        self,
+        name: AdapterName,
+        *,
+        pinned: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        settings: SettingsChange | None = None,
+        if_match: VersionId | None = None,
+    ) -> OperationView:
+        """Change what is kept beside the weights, all of it or nothing; None leaves a thing as it
+        is."""
+        operation = self._fleet.next_operation()
+        if pinned is None:
+            event = ev.SettingsAsked(operation, name, labels, settings, if_match)
+            return self._ask("label" if settings is None else "settings", event)
+        pin = ev.PinAsked(operation, name, pinned, labels, settings, if_match)
+        return self._ask("pin" if pinned else "unpin", pin)
+
+    def settings_of(self, name: AdapterName) -> AdapterSettings:
+        """What was set for an adapter; nothing for one that is not registered."""
+        record = self._registry.records.get(name)
+        return NO_SETTINGS if record is None else record.settings
 
     def prefetch(self, name: AdapterName) -> OperationView:
         """Make an adapter resident before anybody asks for it."""
         return self._ask("prefetch", ev.PrefetchAsked(self._fleet.next_operation(), name))
 
-    def rollback(self, name: AdapterName, version: VersionId | None = None) -> OperationView:
-        """Serve the version before the present one, or the one named. Raises `AdapterNotFound` when
-        no such version is kept."""
+    def rollback(
+        self,
+        name: AdapterName,
+        version: VersionId | None = None,
+        *,
+        strategy: Literal["beside", "drain-first"] = "beside",
+        if_match: VersionId | None = None,
+    ) -> OperationView:
+        """Serve the version before the present one, or the one named: without a load when an engine
+        still holds it. Raises `AdapterNotFound` when no such version is kept."""
         record = self._registry.records.get(name)
         if record is None:
             raise AdapterNotFound(f"The adapter '{name}' cannot be found.", param="name")
@@ -289,14 +330,27 @@ class Supervisor:
             if version is not None and not previous.startswith(version):
                 continue
             manifest = self._registry.manifests.get(previous)
-            if manifest is not None and self._shell.cache.get(previous, manifest) is not None:
-                spec = ev.VersionSpec(previous, manifest.host_bytes)
-                operation = self._fleet.next_operation()
-                source = record.previous_sources.get(previous, record.source)
-                event = ev.LoadAsked(operation, name, source, ev.Mode.REPLACE, known=spec)
+            if manifest is not None and self._is_kept(previous, manifest):
+                event = ev.LoadAsked(
+                    self._fleet.next_operation(),
+                    name,
+                    record.previous_sources.get(previous, record.source),
+                    ev.Mode.REPLACE,
+                    if_match=if_match,
+                    strategy=ev.Strategy(strategy),
+                    known=ev.VersionSpec(previous, manifest.host_bytes),
+                )
                 return self._ask("rollback", event)
         wanted = short(version) if version is not None else "earlier version"
         raise AdapterNotFound(f"No {wanted} of '{name}' is kept on disk.", param="version")
+
+    def _is_kept(self, version: VersionId, manifest: Manifest) -> bool:
+        """On the disk, or in an engine, which needs no disk to go on with it."""
+        held = any(
+            residency.state in (State.RESIDENT, State.DRAINING)
+            for residency in self._fleet.world.residencies_of(version)
+        )
+        return held or self._shell.cache.get(version, manifest) is not None
 
     def _ask(self, kind: str, event: AdminCall, parcel: Parcel | None = None) -> OperationView:
         """Feed it; raise at once what refuses it at once."""

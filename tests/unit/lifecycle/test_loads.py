@@ -398,7 +398,7 @@ def test_labels_are_written_and_change_nothing_else() -> None:
     rig = Rig()
     rig.register("a", 1)
     operation = rig.fleet.next_operation()
-    commands = rig.tell(ev.LabelAsked(operation, A, {"team": "x"}))
+    commands = rig.tell(ev.SettingsAsked(operation, A, {"team": "x"}))
     commit = only(cm.Commit, commands)
     assert (commit.action, commit.version, commit.labels) == ("label", v(1), {"team": "x"})
     assert went_well(rig.answer(commit), operation)

@@ -160,8 +160,8 @@ class TestBrokenFiles:
         self, filled: Path, shell: sqlite3.Connection
     ) -> None:
         shell.execute("UPDATE alembic_version SET version_num = '9999'")
-        fails_to_open(filled, "9999", "newer Lorry", "0001")
-        shell.execute("UPDATE alembic_version SET version_num = '0001'")
+        fails_to_open(filled, "9999", "newer Lorry", "0002")
+        shell.execute("UPDATE alembic_version SET version_num = '0002'")
         assert names(filled) == ["pirate"]
 
     def test_a_row_that_we_did_not_write(self, filled: Path, shell: sqlite3.Connection) -> None:

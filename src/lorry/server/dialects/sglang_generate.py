@@ -8,7 +8,7 @@ of every other route. Texts and ids in a stream are cumulative, as SGLang sends 
 import re
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar, cast
@@ -20,7 +20,6 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lorry.engine import SamplingParams
 from lorry.errors import AdapterNotFound, AdapterUnloading, LorryError, RequestInvalid
 from lorry.server.answer import Piece, SequenceRequest
 from lorry.server.dialects.sglang_answer import Growing
@@ -34,11 +33,19 @@ from lorry.server.errors import (
 )
 from lorry.server.generation import Usage, run_sequences, while_connected
 from lorry.server.logprobs import Labels
-from lorry.server.prompts import Prompt, check_count, check_prompt, encode
-from lorry.server.sampling import for_choice, sampling_params
-from lorry.server.schema import INT64, LOGPROBS_MAX, Body, Prompts, SamplingFields
+from lorry.server.prompts import Prompt, check_count, encode
+from lorry.server.sampling import for_choice
+from lorry.server.schema import (
+    INT64,
+    LOGPROBS_MAX,
+    AnswerTokens,
+    Body,
+    Prompts,
+    SamplingFields,
+)
 from lorry.server.service import Service, Target, service_of
 from lorry.server.sse import EventStream, Writer, event
+from lorry.server.wanted import Wanted, want
 
 T = TypeVar("T")
 
@@ -74,6 +81,12 @@ class SglangSampling(SamplingFields):
     )
     include_stop_str_in_output: bool = Field(default=False, alias="no_stop_trim")
 
+    @property
+    def answer_tokens(self) -> AnswerTokens:
+        """128 unless sent, or as many as fit; null is the rest of the context."""
+        sent = "max_new_tokens" in self.model_fields_set
+        return AnswerTokens(self.max_new_tokens, sent, fits=not sent)
+
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
@@ -107,11 +120,8 @@ class GenerateBody(Body):
 class _Member:
     """One prompt of the batch with all that was asked for it."""
 
-    prompt: Prompt
-    target: Target | None
-    """None: the base model."""
+    wanted: Wanted
     fields: SglangSampling
-    sampling: SamplingParams
     rid: str
     logprobs: bool
     logprob_start: int
@@ -209,7 +219,8 @@ async def _members(service: Service, body: GenerateBody) -> tuple[list[_Member],
     check_count(service, count, None)
     spread = partial(_spread, count=count)
     paths = spread(body.lora_path, None, name="lora_path")
-    targets = [None if path is None else adapter(service, path) for path in paths]
+    base = Target(service.settings.base_name, None, None)
+    targets = [base if path is None else adapter(service, path) for path in paths]
     fields = spread(body.sampling_params, SglangSampling(), name="sampling_params")
     if len({one.n or 1 for one in fields}) > 1:
         raise RequestInvalid("n must be the same for all prompts of a batch.", param="n")
@@ -223,13 +234,12 @@ async def _members(service: Service, body: GenerateBody) -> tuple[list[_Member],
         prompt = Prompt(ids, one if isinstance(one, str) else None)
         start = _start(starts[at], len(ids)) if logprobs[at] else len(ids)
         top = _top(tops[at]) if logprobs[at] else 0
-        sampling = _sampling(service, fields[at], prompt, param)
+        make = partial(_wanted, service, targets[at], fields[at], prompt, param=param)
         if logprobs[at]:
-            scored = top if start < len(ids) else None
-            sampling = replace(sampling, logprobs=top, prompt_logprobs=scored)
-        members.append(
-            _Member(prompt, targets[at], fields[at], sampling, rids[at], logprobs[at], start, top)
-        )
+            wanted = make(logprobs=top, prompt_logprobs=top if start < len(ids) else None)
+        else:
+            wanted = make()
+        members.append(_Member(wanted, fields[at], rids[at], logprobs[at], start, top))
     return members, batch
 
 
@@ -285,21 +295,27 @@ def _top(given: int) -> int:
     return given
 
 
-def _sampling(
-    service: Service, fields: SglangSampling, prompt: Prompt, param: str
-) -> SamplingParams:
-    """The engine's parameters; a default of tokens that does not fit is made to fit."""
+def _wanted(
+    service: Service,
+    target: Target,
+    fields: SglangSampling,
+    prompt: Prompt,
+    *,
+    param: str,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> Wanted:
+    """What is wanted for one prompt, with SGLang's names in the errors."""
     fields.refuse_unsupported()
-    given = "max_new_tokens" in fields.model_fields_set
-    wanted = fields.max_new_tokens if given else None
     try:
-        room = check_prompt(prompt, wanted, service.supervisor.capabilities, param)
-        return sampling_params(
+        return want(
             service,
+            target,
             fields,
-            max_tokens=room if given else min(room, MAX_NEW_TOKENS),
-            logprobs=None,
-            prompt_logprobs=None,
+            prompt,
+            param=param,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
     except RequestInvalid as error:
         words = _OTHER_NAMES.sub(r"\1_new_tokens", error.message)
@@ -313,13 +329,13 @@ def _sequences(members: Sequence[_Member], salt: str) -> list[SequenceRequest]:
         SequenceRequest(
             index=at * n + choice,
             request_id=member.rid if n == 1 else f"{member.rid}-{choice}",
-            prompt=member.prompt.ids,
-            prompt_text=member.prompt.text,
-            sampling=for_choice(member.sampling, choice),
-            name=member.target.name if member.target else None,
-            version=member.target.version if member.target else None,
+            prompt=member.wanted.prompt.ids,
+            prompt_text=member.wanted.prompt.text,
+            sampling=for_choice(member.wanted.sampling, choice),
+            name=member.wanted.target.name,
+            version=member.wanted.target.version,
             cache_salt=salt,
-            stops=tuple(member.fields.stop),
+            stops=member.wanted.stops,
             include_stop=member.fields.include_stop_str_in_output,
             skip_special_tokens=member.fields.skip_special_tokens,
             first_choice=choice == 0,
