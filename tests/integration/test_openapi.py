@@ -185,6 +185,7 @@ REAL: tuple[tuple[str, str, Any], ...] = (
     ("PATCH", "/v1/adapters/{name}", {"owner": "me", "stop": ["x"]}),
     ("POST", "/v1/adapters/{name}/prefetch", None),
     ("POST", "/v1/adapters/{name}/rollback", {}),
+    ("POST", "/v1/adapters:diff", {"a": "pirate", "b": "pirate"}),
     ("GET", "/v1/operations", None),
     ("GET", "/v1/events?follow=false", None),
     ("GET", "/v1/replicas", None),

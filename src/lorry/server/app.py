@@ -56,6 +56,7 @@ ROUTES: tuple[Route, ...] = (
     ("POST", "/tokenize", tokenization.tokenize),
     ("POST", "/detokenize", tokenization.detokenize),
     ("GET", "/v1/adapters", adapters.list_adapters),
+    ("POST", "/v1/adapters:diff", diff.diff_adapters),
     ("POST", "/v1/adapters:check", check.check_adapter),
     ("GET", "/v1/adapters/{name:path}", adapters.show_adapter),
     ("PUT", "/v1/adapters/{name:path}", adapters.put_adapter),
@@ -110,7 +111,6 @@ def build_app(
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for router in DIALECTS:
         app.include_router(router)
-    app.include_router(diff.router)
     describe(app)
     errors.install(app)
     app.add_middleware(Gate, settings=settings, shutdown=service.shutdown)

@@ -53,28 +53,6 @@ router = APIRouter(tags=["Uploads"])
 _BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 _CONFIG_EXAMPLE = '{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}'
 _FIELD = {"type": "string", "format": "binary"}
-_ANSWER_EXAMPLE = {
-    "object": "adapter",
-    "name": "policy",
-    "version": "5f0c" * 16,
-    "short_version": "5f0c5f0c5f0c",
-    "published": "5f0c" * 16,
-    "source": "upload:0123456789abcdef",
-    "state": "resident",
-    "previous": ["9a1b" * 16],
-}
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Published. `published` is the version of this call, which `ETag` names "
-        "too; the rest is the adapter as it is now",
-        "content": {"application/json": {"example": _ANSWER_EXAMPLE}},
-    },
-    201: {"description": "The same, for a name that was new"},
-    202: {"description": "With ?wait=false: the operation, and its place in Location"},
-    409: {"description": "If-Match names another version, or the name is taken"},
-    413: {"description": "More than --max-upload-bytes"},
-    422: {"description": "The adapter cannot be served; `details` says everything that is wrong"},
-}
 _WEIGHTS_BODY = {
     "requestBody": {
         "required": True,
@@ -118,7 +96,6 @@ _FILES_BODY = {
 
 @router.put(
     "/v1/adapters/{name:path}/weights",
-    responses=_RESPONSES,
     openapi_extra=_WEIGHTS_BODY,
     response_model=None,
 )
@@ -147,7 +124,6 @@ async def put_weights(
 
 @router.put(
     "/v1/adapters/{name:path}/files",
-    responses=_RESPONSES,
     openapi_extra=_FILES_BODY,
     response_model=None,
 )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Depends
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 from starlette.responses import Response
 
 from lorry.artifacts.adapter_config import CONFIG_FILE, shown
@@ -42,17 +42,6 @@ def _listed(value: Any) -> Any:
 class LoadLoraFromTensorsRequest(Body):
     """POST /load_lora_adapter_from_tensors."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "lora_name": "policy",
-                    "config_dict": {"peft_type": "LORA", "r": 8, "lora_alpha": 16},
-                    "serialized_named_tensors": ["base64 of safetensors.torch.save(tensors)"],
-                }
-            ]
-        }
-    )
     lora_name: str = Field(min_length=1)
     config_dict: dict[str, Any]
     """The PEFT config."""
@@ -72,31 +61,7 @@ class LoadLoraFromTensorsRequest(Body):
     lora_id: str | None = Field(default=None, description="ignored: the server gives the ids")
 
 
-_TOLD = {
-    "rid": None,
-    "http_worker_ipc": None,
-    "success": True,
-    "error_message": None,
-    "loaded_adapters": {"policy": "upload:0123456789abcdef"},
-}
-_FAILED = {
-    **_TOLD,
-    "success": False,
-    "error_message": "Failed to load LoRA adapter policy because it is already loaded.",
-}
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The registry after the call",
-        "content": {"application/json": {"example": _TOLD}},
-    },
-    400: {
-        "description": "Why it failed; nothing has changed",
-        "content": {"application/json": {"example": _FAILED}},
-    },
-}
-
-
-@router.post("/load_lora_adapter_from_tensors", responses=_RESPONSES, response_model=None)
+@router.post("/load_lora_adapter_from_tensors", response_model=None)
 async def load_lora_adapter_from_tensors(
     request: LoadLoraFromTensorsRequest, service: Caller
 ) -> Response:

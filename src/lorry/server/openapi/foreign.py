@@ -377,6 +377,18 @@ def _sglang() -> dict[tuple[str, str], Doc]:
             {"An adapter": {"lora_name": "pirate", "lora_path": "/adapters/pirate"}},
             SGLANG_FAILED,
         ),
+        ("POST", "/load_lora_adapter_from_tensors"): Doc(
+            "Load an adapter from tensors sent along",
+            (done, SGLANG_FAILED),
+            {
+                "Safetensors": {
+                    "lora_name": "pirate",
+                    "config_dict": {"peft_type": "LORA", "r": 8, "lora_alpha": 16},
+                    "serialized_named_tensors": ["base64 of safetensors.torch.save(tensors)"],
+                }
+            },
+            SGLANG_FAILED,
+        ),
         ("POST", "/unload_lora_adapter"): Doc(
             "Unload an adapter",
             (done, SGLANG_FAILED),

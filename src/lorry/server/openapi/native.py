@@ -272,6 +272,55 @@ def _adapters() -> dict[tuple[str, str], Doc]:
     }
 
 
+def _uploads() -> dict[tuple[str, str], Doc]:
+    sent = {**ADAPTER, "source": "upload:0123456789abcdef", "published": V1}
+    known = Answer(sent, sh.Published, "`published`, and `ETag`, name the version of this call.")
+    new = Answer(sent, sh.Published, "The same, for a name that was new.", 201)
+    answers = (known, new, STARTED)
+    return {
+        ("PUT", "/v1/adapters/{name}/weights"): Doc("Publish weights sent along", answers),
+        ("PUT", "/v1/adapters/{name}/files"): Doc("Publish an adapter's files", answers),
+    }
+
+
+def _differences() -> dict[tuple[str, str], Doc]:
+    side: dict[str, Any] = {
+        "title": "legal",
+        "rank": 8,
+        "alpha": 16.0,
+        "scale_rule": "alpha/r",
+        "target_modules": ["q_proj"],
+        "modules": 1,
+        "parameters": 9_216,
+        "dtype": "BF16",
+        "norm": 5.76,
+    }
+    module = {
+        "module": "model.layers.0.self_attn.q_proj",
+        "rank_a": 8,
+        "rank_b": 8,
+        "norm_a": 5.76,
+        "norm_b": 5.81,
+        "difference": 0.42,
+    }
+    found = {
+        "object": "adapter.diff",
+        "same": False,
+        "a": side,
+        "b": {**side, "title": "/adapters/legal-v2", "norm": 5.81},
+        "config": [{"key": "lora_dropout", "a": 0.05, "b": 0.1}],
+        "modules": [module],
+    }
+    told = "Norms are null for a module that an adapter does not touch, `difference` for two bases."
+    return {
+        ("POST", "/v1/adapters:diff"): Doc(
+            "Compare two adapters",
+            (Answer(found, sh.AdapterDiff, told),),
+            {"A name and a folder": {"a": "legal", "b": "/adapters/legal-v2"}},
+        )
+    }
+
+
 def _operations() -> dict[tuple[str, str], Doc]:
     one = Answer(DONE, sh.Operation, "How far it is.")
     listed = Answer(_listed(DONE, OPERATION), sh.OperationList, "Oldest first.")
@@ -359,6 +408,8 @@ def _inference() -> dict[tuple[str, str], Doc]:
 
 NATIVE: Table = {
     **_adapters(),
+    **_uploads(),
+    **_differences(),
     **_operations(),
     **_server(),
     **_inference(),

@@ -110,6 +110,56 @@ class Adapter(Shape):
     residency: list[Residency]
 
 
+class Published(Adapter):
+    """An adapter after an upload: as it is now, and the version of this call."""
+
+    published: str
+
+
+class DiffSide(Shape):
+    """One of two adapters that are compared."""
+
+    title: str
+    rank: int
+    alpha: float
+    scale_rule: str
+    target_modules: list[str]
+    modules: int
+    parameters: int
+    dtype: str
+    norm: float | None
+
+
+class DiffEntry(Shape):
+    """An entry of two configs that differs."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+class DiffModule(Shape):
+    """One module of two adapters: ranks, and Frobenius norms of what is added to the base."""
+
+    module: str
+    rank_a: int | None
+    rank_b: int | None
+    norm_a: float | None
+    norm_b: float | None
+    difference: float | None
+
+
+class AdapterDiff(Shape):
+    """What tells two adapters apart."""
+
+    object: Literal["adapter.diff"]
+    same: bool
+    a: DiffSide
+    b: DiffSide
+    config: list[DiffEntry]
+    modules: list[DiffModule]
+
+
 class AdapterPage(Shape):
     """Some of the registered adapters, by name."""
 
