@@ -81,12 +81,3 @@ async def test_a_difference_is_told_of_names_versions_and_folders(server: HttpSe
     assert error_of(absent, 404)["code"] == "adapter_not_found"
     empty = await server.client.post("/v1/adapters:diff", json={"a": "pirate"})
     assert error_of(empty, 400)["param"] == "b"
-
-
-async def test_the_route_of_differences_is_described_with_examples(server: HttpServer) -> None:
-    described = (await server.client.get("/openapi.json")).json()
-    route = described["paths"]["/v1/adapters:diff"]["post"]
-    assert route["description"]
-    assert route["responses"]["200"]["content"]["application/json"]["example"]["modules"]
-    body = described["components"]["schemas"]["DiffAdapters"]
-    assert body["examples"]
