@@ -342,6 +342,28 @@ async def test_durable_false_publishes_before_the_copy_which_follows(
     assert published[-1] in copied
 
 
+async def test_promise_3_a_copy_that_ends_after_a_purge_does_not_stay(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, going = anyio.Event(), anyio.Event()
+    adopt = DiskCache.adopt
+
+    def slow(cache: DiskCache, name: str, snapshot: Snapshot) -> Snapshot:
+        anyio.from_thread.run_sync(begun.set)
+        anyio.from_thread.run(going.wait)
+        return adopt(cache, name, snapshot)
+
+    monkeypatch.setattr(DiskCache, "adopt", slow)
+    await server.client.put(f"{WEIGHTS}?durable=false", files=parts(good_adapter(1)))
+    with anyio.fail_after(10):
+        await begun.wait()
+    gone = await server.client.delete("/v1/adapters/policy?purge=true")
+    assert gone.status_code == 200
+    going.set()
+    await until_nothing_is_left(server)
+    assert list((server.folder / "cache").iterdir()) == []
+
+
 async def test_a_failed_copy_of_durable_false_is_told_and_its_memory_kept_while_it_is_served(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

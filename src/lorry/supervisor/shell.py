@@ -6,7 +6,6 @@ report; only a bug of ours ends the server.
 """
 
 import logging
-import operator
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -129,7 +128,7 @@ class Shell:
             case cm.Commit():
                 self._spawn(self._commit, command)
             case cm.Purge(version):
-                self._spawn(self._drop, version)
+                self._spawn(self.uploads.drop, version)
 
     def _spawn(self, task: Callable[..., object], *arguments: object) -> None:
         assert self._tasks is not None, "the supervisor has not been entered"
@@ -338,14 +337,6 @@ class Shell:
             await to_thread.run_sync(self.cache.remove, version, limiter=self._disk_threads)
         except LorryError as error:
             log.warning("purge of %s: %s", short(version), error)
-
-    async def _drop(self, version: VersionId) -> None:
-        """Remove an upload that nobody can ask for any more, unless it has come again meanwhile."""
-        try:
-            keep = partial(operator.ne, version)
-            await to_thread.run_sync(self.cache.retain, keep, limiter=self._disk_threads)
-        except LorryError as error:
-            log.warning("removal of %s: %s", short(version), error)
 
     # Engines and time
 

@@ -9,6 +9,7 @@ background, and is left out when a newer version has taken its place by then.
 """
 
 import logging
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -144,6 +145,8 @@ class Uploads:
                 await self._adopt(version, transit)
         if not self._wanted(version):
             self._cache.release(version)
+            if version not in self._uploaded:
+                await self.drop(version)
         transit.settled.set()
         self._tidy()
 
@@ -159,6 +162,15 @@ class Uploads:
         if transit.error is not None and not transit.durable:
             text = f"{short(version)} is in memory only: {transit.error}"
             self._tell(transit.name, version, text)
+
+    async def drop(self, version: VersionId) -> None:
+        """Remove the copy of an upload that nobody can ask for any more, unless it has come again
+        meanwhile."""
+        work = partial(self._cache.retain, partial(operator.ne, version))
+        try:
+            await to_thread.run_sync(work, limiter=self._copy_threads)
+        except LorryError as error:
+            log.warning("removal of %s: %s", short(version), error)
 
     async def durable(self, version: VersionId, limit_s: float) -> None:
         """Return once the copy is on the disk, if a load asked for that. Raises `StorageFailed` or
