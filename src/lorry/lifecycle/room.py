@@ -299,8 +299,10 @@ def may_try(world: World, version: VersionId, replica: ReplicaId) -> bool:
 
 
 def give_up(world: World, need: Need, error: LorryError) -> None:
-    """Answer everybody who waits for a version that no replica can take."""
-    for name in sorted({need.name, *world.names_of.get(need.spec.version, ())}):
+    """Answer everybody who waits for a version that no replica can take. Whoever spares another
+    version for it is a replace: requests that waited for the same one would spare nothing."""
+    names = {need.name, *world.names_of.get(need.spec.version, ())} if need.spares is None else ()
+    for name in sorted(names):
         if name in world.adapters and world.adapters[name].spec.version == need.spec.version:
             world.refuse_all(name, error)
     operations.load_failed(world, need.spec.version, error)

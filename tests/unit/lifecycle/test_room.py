@@ -295,3 +295,23 @@ def test_a_replace_without_room_here_waits_for_a_replica_that_is_down() -> None:
     replace_a, commands = rig.ask_load("a")
     assert rig.answer(only(cm.Fetch, commands), digit=3) == ()
     assert went_well(rig.answer_all(rig.see(replica=other)), replace_a)
+
+
+def test_promise_7_a_replace_without_room_answers_no_requests_of_another_name() -> None:
+    """They wait for the successor of their own version, and not for that version."""
+    rig = Rig(places=1, pins=0)
+    rig.register("a", 1, load=False)
+    rig.register("c", 3, load=False)
+    rig.register("b", 2)
+    running = rig.run("b")
+    rig.arrive("a")
+    rig.now_ms += 1
+    replace_a, commands = rig.ask_load("a")
+    rig.answer(only(cm.Fetch, commands), digit=3)
+    waiting, _ = rig.arrive("c")
+    _, commands = rig.ask_load("c", strategy=ev.Strategy.DRAIN_FIRST)
+    rig.answer(only(cm.Fetch, commands), digit=4)
+    done = rig.answer_all(rig.finish(running))
+    assert only(cm.EndOperation, done).operation == replace_a
+    assert of(cm.Refuse, done) == []
+    assert waiting in rig.world.tickets
