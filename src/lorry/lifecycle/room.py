@@ -11,7 +11,7 @@ requests run on it: such a drain may take long, and nobody else shall wait for i
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lorry.errors import LorryError
 from lorry.ids import AdapterName, ReplicaId, VersionId
@@ -164,10 +164,17 @@ def needs(world: World) -> list[Need]:
     waits = operations.giving_way(world)
     for need in (*_asked_needs(world), *_ticket_needs(world, waits), *_cold_needs(world, waits)):
         known = found.get(need.spec.version)
-        if known is None or known.turn > need.turn:
-            found[need.spec.version] = need
+        found[need.spec.version] = need if known is None else merged(known, need)
     wanted = (n for n in found.values() if best_resident(world, n.spec.version) is None)
     return sorted(wanted, key=lambda n: (n.turn, n.spec.version))
+
+
+def merged(one: Need, other: Need) -> Need:
+    """The first of two needs for a version, which spares only what both of them have to."""
+    first, second = (other, one) if one.turn > other.turn else (one, other)
+    if second.evicts and first.spares != second.spares:
+        return replace(first, spares=None)
+    return first
 
 
 def _asked_needs(world: World) -> Iterator[Need]:
@@ -252,9 +259,21 @@ def choose(world: World, need: Need, rooms: list[Room]) -> Room | None:
     if not fit:
         objections = {r.replica.id: _objection(world, need, r) for r in rooms}
         fit = [room for room in ready if objections[room.replica.id] is None]
-        if None not in objections.values():
+        if None not in objections.values() and not may_wait(world, need):
             give_up(world, need, next(e for e in objections.values() if e is not None))
     return max(fit, key=lambda room: (room.places, room.bytes), default=None)
+
+
+def may_wait(world: World, need: Need) -> bool:
+    """Whether a replica that is down could take a replacement once it is back, for its old version
+    is not there."""
+    return need.spares is not None and any(
+        not replica.up
+        and not fitting.objection(
+            world, replica, fitting.pinned_on(world, replica), need.name, need.spec
+        )
+        for replica in world.replicas.values()
+    )
 
 
 def choose_free(world: World, version: VersionId, fit: list[Room]) -> Room | None:
@@ -270,7 +289,12 @@ def choose_free(world: World, version: VersionId, fit: list[Room]) -> Room | Non
 def _objection(world: World, need: Need, room: Room) -> LorryError | None:
     if room.pinned is None:
         room.pinned = fitting.pinned_on(world, room.replica)
-    return fitting.objection(world, room.replica, room.pinned, need.name, need.spec, need.drains)
+    spared = room.replica.holding.get(need.spares) if need.spares is not None else None
+    error = fitting.objection(world, room.replica, room.pinned, need.name, need.spec, need.drains)
+    if error is None and spared is not None and spared.state in (State.LOADING, State.RESIDENT):
+        # It may have come back since the replace was judged, and would be in its way for ever.
+        return fitting.beside_objection(world, room.replica, need.name, need.spec)
+    return error
 
 
 def may_try(world: World, version: VersionId, replica: ReplicaId) -> bool:
@@ -283,8 +307,10 @@ def may_try(world: World, version: VersionId, replica: ReplicaId) -> bool:
 
 
 def give_up(world: World, need: Need, error: LorryError) -> None:
-    """Answer everybody who waits for a version that no replica can take."""
-    for name in sorted({need.name, *world.names_of.get(need.spec.version, ())}):
+    """Answer everybody who waits for a version that no replica can take. Whoever spares another
+    version for it is a replace: requests that waited for the same one would spare nothing."""
+    names = {need.name, *world.names_of.get(need.spec.version, ())} if need.spares is None else ()
+    for name in sorted(names):
         if name in world.adapters and world.adapters[name].spec.version == need.spec.version:
             world.refuse_all(name, error)
     operations.load_failed(world, need.spec.version, error)

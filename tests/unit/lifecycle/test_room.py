@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from lorry.ids import ReplicaId
+from lorry.ids import AdapterName, ReplicaId, TicketId
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
 from lorry.lifecycle.room import NEEDS_AHEAD
 from lorry.lifecycle.settings import ReplicaLimits
 from lorry.lifecycle.states import State
-from tests.unit.lifecycle.rig import LIMITS, REFUSED, Rig, of, only, v, went_well
+from tests.unit.lifecycle.rig import LIMITS, REFUSED, Rig, error_of, of, only, v, went_well
 
 
 def full(**rest: object) -> Rig:
@@ -237,3 +237,81 @@ def test_room_is_made_for_a_few_needs_at_a_time() -> None:
     for ticket in busy:
         rig.finish(ticket)
     assert rig.world.counters.evictions == {"room": NEEDS_AHEAD}
+
+
+def _replace_behind_its_old_version() -> tuple[Rig, TicketId, list[cm.Command]]:
+    """One place. A request for `a` waits for it when `a` is replaced, so the old version, which was
+    not there to be beside, gets the place; and what was commanded from then on."""
+    rig = Rig(places=1, pins=0)
+    rig.register("a", 1, load=False)
+    rig.register("b", 2)
+    running = rig.run("b")
+    waiting, _ = rig.arrive("a")
+    rig.now_ms += 1
+    _, commands = rig.ask_load("a")
+    assert rig.answer(only(cm.Fetch, commands), digit=3) == ()
+    done = rig.answer_all(rig.finish(running))
+    assert only(cm.Admit, done).ticket == waiting
+    return rig, waiting, done
+
+
+def test_a_replace_that_can_have_no_room_any_more_says_so_at_once() -> None:
+    rig, _, done = _replace_behind_its_old_version()
+    assert "room for the old version and the new one at once" in str(error_of(done))
+    assert rig.world.adapters[AdapterName("a")].spec.version == v(1)
+    assert not rig.world.asked
+
+
+def test_promise_5_a_replace_without_room_keeps_no_other_adapter_out() -> None:
+    rig, running, _ = _replace_behind_its_old_version()
+    load_c, commands = rig.ask_load("c")
+    assert rig.answer(only(cm.Fetch, commands), digit=4) == ()
+    assert went_well(rig.answer_all(rig.finish(running)), load_c)
+
+
+def test_a_replace_without_room_takes_what_another_name_has_loaded() -> None:
+    """Whoever else waits for its new version spares nothing."""
+    rig = Rig(places=1, pins=0)
+    rig.register("a", 1, load=False)
+    rig.register("b", 2)
+    running = rig.run("b")
+    waiting, _ = rig.arrive("a")
+    rig.now_ms += 1
+    replace_a, commands = rig.ask_load("a")
+    rig.answer(only(cm.Fetch, commands), digit=3)
+    load_c, commands = rig.ask_load("c")
+    rig.answer(only(cm.Fetch, commands), digit=3)
+    done = rig.answer_all(rig.finish(running)) + rig.answer_all(rig.finish(waiting))
+    assert went_well(done, replace_a)
+    assert went_well(done, load_c)
+
+
+def test_a_replace_without_room_here_waits_for_a_replica_that_is_down() -> None:
+    rig = Rig(places=1, pins=0, replicas=2)
+    rig.register("a", 1)
+    (here,) = rig.world.residencies_of(v(1))
+    (other,) = set(rig.replicas) - {here.replica}
+    rig.lose(other)
+    replace_a, commands = rig.ask_load("a")
+    assert rig.answer(only(cm.Fetch, commands), digit=3) == ()
+    assert went_well(rig.answer_all(rig.see(replica=other)), replace_a)
+
+
+def test_promise_7_a_replace_without_room_answers_no_requests_of_another_name() -> None:
+    """They wait for the successor of their own version, and not for that version."""
+    rig = Rig(places=1, pins=0)
+    rig.register("a", 1, load=False)
+    rig.register("c", 3, load=False)
+    rig.register("b", 2)
+    running = rig.run("b")
+    rig.arrive("a")
+    rig.now_ms += 1
+    replace_a, commands = rig.ask_load("a")
+    rig.answer(only(cm.Fetch, commands), digit=3)
+    waiting, _ = rig.arrive("c")
+    _, commands = rig.ask_load("c", strategy=ev.Strategy.DRAIN_FIRST)
+    rig.answer(only(cm.Fetch, commands), digit=4)
+    done = rig.answer_all(rig.finish(running))
+    assert only(cm.EndOperation, done).operation == replace_a
+    assert of(cm.Refuse, done) == []
+    assert waiting in rig.world.tickets
