@@ -9,11 +9,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.remote.fetcher import DOWNLOADS, Fetcher
 from lorry.config import Settings
 from lorry.config.layers import (
     embedded_settings,
     fleet_limits,
     server_settings,
+    source_policy,
     supervisor_settings,
 )
 from lorry.engine import Engine
@@ -87,6 +89,11 @@ def build_supervisor(settings: Settings) -> Supervisor:
         cache=DiskCache(settings.disk_cache_folder, settings.disk_cache_bytes),
         limits=fleet_limits(settings),
         settings=supervisor_settings(settings),
+        fetcher=Fetcher(
+            source_policy(settings),
+            settings.disk_cache_folder / DOWNLOADS,
+            settings.adapter_root,
+        ),
         base_names=settings.model_names,
         at_start=tuple(
             LoadRequest(AdapterName(module.name), str(module.path), pinned=module.pinned)

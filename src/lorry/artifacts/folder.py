@@ -57,9 +57,11 @@ class SourceFile:
 class Folder:
     """An open folder; closes everything that was opened through it."""
 
-    def __init__(self, path: Path, roots: Sequence[Path] = ()) -> None:
-        """Raises `SourceNotFound`, `Forbidden` or `AdapterInvalid`. No roots allow everything."""
+    def __init__(self, path: Path, roots: Sequence[Path] = (), *, label: str | None = None) -> None:
+        """`label` is what messages call it, else its path. Raises `SourceNotFound`, `Forbidden` or
+        `AdapterInvalid`. No roots allow everything."""
         self.path = path
+        self.label = str(path) if label is None else label
         self._roots = tuple(roots)
         self._seen: dict[str, Identity | None] = {}
         self._stack = ExitStack()

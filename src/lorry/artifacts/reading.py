@@ -126,7 +126,7 @@ def _config(folder: Folder) -> bytes | str:
         return file
     if file is None:
         return (
-            f"{CONFIG_FILE} is missing in {shown(str(folder.path))}; give the folder that "
+            f"{CONFIG_FILE} is missing in {shown(folder.label)}; give the folder that "
             "save_pretrained wrote."
         )
     return file.read(0, min(file.size, 2 << 20))
@@ -159,7 +159,7 @@ def _weight_files(folder: Folder, names: frozenset[str]) -> tuple[list[str], lis
             f"expected {WEIGHTS_FILE}; save the adapter again with safe_serialization=True."
         ]
     return [], [
-        f"{WEIGHTS_FILE} is missing in {shown(str(folder.path))}; copy the adapter again with its "
+        f"{WEIGHTS_FILE} is missing in {shown(folder.label)}; copy the adapter again with its "
         "weights."
     ]
 

@@ -31,7 +31,12 @@ def register(app: typer.Typer) -> None:
 def load(
     name: Name,
     path: Annotated[
-        str, typer.Argument(metavar="PATH", help="The adapter's folder on the server's machine.")
+        str,
+        typer.Argument(
+            metavar="PATH|URI",
+            help="The adapter's folder on the server's machine, or hf://org/repo@revision, "
+            "s3://bucket/folder, gs://bucket/folder, https://host/folder.",
+        ),
     ],
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the version that is served, if there is one.")
@@ -45,6 +50,14 @@ def load(
     ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; repeatable.")
+    ] = None,
+    expected_digest: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGEST",
+            help="Refuse any other content: the version's 64 digits, or sha256: and the weights "
+            "file's.",
+        ),
     ] = None,
     register_only: Annotated[
         bool, typer.Option("--register-only", help="Load it when the first request comes.")
@@ -61,6 +74,8 @@ def load(
     }
     if pin:
         body["pinned"] = True
+    if expected_digest:
+        body["expected_digest"] = expected_digest
     if label:
         body["labels"] = _labels(label)
     with Api(url, api_key) as api, _progress(f"Loading {name}", quiet=json) as tell:

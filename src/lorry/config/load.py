@@ -17,7 +17,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lorry.config.fields import CPU_LORAS, PREFIX, QUEUE_PER_ADAPTER, Settings, SettingSpec, specs
+from lorry.config.fields import (
+    CPU_LORAS,
+    DOWNLOAD_BYTES,
+    PREFIX,
+    QUEUE_PER_ADAPTER,
+    Settings,
+    SettingSpec,
+    specs,
+)
 
 OWN_VARIABLES = frozenset({"LORRY_URL", "LORRY_CONFIG", "LORRY_PEERS"})
 """Variables that are no settings of the server."""
@@ -83,6 +91,8 @@ def _follow_others(values: dict[str, Any]) -> None:
         values["max_cpu_loras"] = max(CPU_LORAS, values["max_loras"])
     if "max_queue_per_adapter" not in values and "max_queue" in values:
         values["max_queue_per_adapter"] = min(QUEUE_PER_ADAPTER, values["max_queue"])
+    if "download_bytes" not in values and "max_source_bytes" in values:
+        values["download_bytes"] = max(DOWNLOAD_BYTES, values["max_source_bytes"])
 
 
 def _look_up(
@@ -179,6 +189,14 @@ def _contradictions(settings: Settings, places: Mapping[str, str]) -> list[Mista
             Mistake(
                 at("state"),
                 "is a database URL, so the disk cache needs a folder of its own: set --disk-cache",
+            )
+        )
+    if settings.download_bytes < settings.max_source_bytes:
+        found.append(
+            Mistake(
+                at("download_bytes"),
+                f"is {settings.download_bytes}, less than max_source_bytes "
+                f"{settings.max_source_bytes} ({at('max_source_bytes')})",
             )
         )
     return found + _clashing_names(settings, at("lora_modules"), at("lora_paths"))

@@ -120,7 +120,7 @@ def begin_load(world: World, asked: Asked, request: ev.LoadAsked, adapter: Adapt
         return
     asked.phase = Phase.FETCHING
     asked.open = world.open(Opened("fetch", asked=asked.id))
-    world.emit(cm.Fetch(asked.open, asked.name, request.source))
+    world.emit(cm.Fetch(asked.open, asked.name, request.source, digest=request.digest))
 
 
 def begin_unload(world: World, asked: Asked, request: ev.UnloadAsked, adapter: Adapter) -> None:
@@ -204,7 +204,7 @@ def _change(asked: Asked, operation: OperationId, adapter: Adapter | None) -> cm
         case ev.LoadAsked():
             action = "rollback" if request.known else "replace" if adapter else "register"
             return cm.Commit(
-                operation, action, asked.name, version, request.source, asked.pinned, request.labels
+                operation, action, asked.name, version, asked.source, asked.pinned, request.labels
             )
         case ev.UnloadAsked():
             return cm.Commit(operation, "unload", asked.name, None, source, pinned, None)
@@ -368,7 +368,7 @@ def committed(world: World, asked: Asked) -> None:
             world.emit(cm.Purge(adapter.spec.version))
         return
     if isinstance(request, ev.LoadAsked):
-        _publish(world, asked, request)
+        _publish(world, asked)
     elif isinstance(request, ev.PinAsked):
         adapter = world.adapters[asked.name]
         world.set_pinned(adapter, asked.pinned)
@@ -377,12 +377,12 @@ def committed(world: World, asked: Asked) -> None:
     end(world, asked)
 
 
-def _publish(world: World, asked: Asked, request: ev.LoadAsked) -> None:
+def _publish(world: World, asked: Asked) -> None:
     assert asked.spec is not None
     old = world.adapters.get(asked.name)
     before = old.former | {old.spec.version} if old is not None else frozenset()
     former = world.remembered(before - {asked.spec.version})
-    world.bind(Adapter(asked.name, asked.spec, request.source, asked.pinned, former=former))
+    world.bind(Adapter(asked.name, asked.spec, asked.source, asked.pinned, former=former))
     world.refuse_mismatched(asked.name)
     now = short(asked.spec.version)
     if old is None:

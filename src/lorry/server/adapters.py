@@ -22,6 +22,15 @@ Caller = Annotated[Service, Depends(service_of)]
 IfMatch = Annotated[str | None, Header(alias="If-Match")]
 Wait = Annotated[bool, Query(description="false: answer 202 with an operation at once")]
 
+SOURCE = (
+    "A folder on the server's machine, hf://org/repo@revision, s3://bucket/folder, "
+    "gs://bucket/folder or https://host/folder."
+)
+DIGEST = (
+    "What the content must be, else 422: the version (64 hex digits), or 'sha256:' and the SHA-256 "
+    "of adapter_model.safetensors."
+)
+
 LABELS_MAX = 64
 VERSION_DIGITS_MIN = 12
 
@@ -29,9 +38,17 @@ VERSION_DIGITS_MIN = 12
 class PutAdapter(BaseModel):
     """PUT /v1/adapters/{name}."""
 
-    model_config = ConfigDict(extra="forbid")
-    source: str = Field(min_length=1)
-    """Folder on the server's machine."""
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"source": "/adapters/legal", "pinned": True},
+                {"source": "hf://acme/legal-lora@v2"},
+                {"source": "s3://adapters/legal", "expected_digest": "sha256:" + "9f" * 32},
+            ]
+        },
+    )
+    source: str = Field(min_length=1, description=SOURCE)
     pinned: bool | None = None
     """null: as it was, or not pinned."""
     labels: dict[str, str] | None = Field(default=None, max_length=LABELS_MAX)
@@ -40,6 +57,7 @@ class PutAdapter(BaseModel):
     load: bool = True
     """false: register only; the first request loads it."""
     strategy: Literal["beside", "drain-first"] = "beside"
+    expected_digest: str | None = Field(default=None, description=DIGEST)
 
 
 class PatchAdapter(BaseModel):
@@ -98,6 +116,7 @@ async def put_adapter(
             labels=body.labels,
             load=body.load,
             strategy=body.strategy,
+            expected_digest=body.expected_digest,
         )
     )
     return await _done(service, operation, wait=wait, status=200 if known else 201)

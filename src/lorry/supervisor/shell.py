@@ -6,10 +6,10 @@ report; only a bug of ours ends the server.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 import anyio
 import anyio.abc
@@ -17,8 +17,8 @@ import anyio.lowlevel
 from anyio import to_thread
 
 from lorry.artifacts.cache import DiskCache
-from lorry.artifacts.snapshot import Snapshot
-from lorry.artifacts.sources import resolve_local
+from lorry.artifacts.remote.fetcher import Fetcher
+from lorry.artifacts.remote.uri import redact
 from lorry.clock import Clock
 from lorry.engine import Engine, EngineDown, LoraVersion
 from lorry.errors import AdapterInvalid, EngineRejected, EngineTimeout, LorryError, StorageFailed
@@ -27,16 +27,15 @@ from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
 from lorry.lifecycle.fleet import Fleet
 from lorry.lifecycle.invariants import check
+from lorry.lifecycle.records import Phase
 from lorry.supervisor.book import Book
 from lorry.supervisor.changes import Changes
 from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import ABORT_S, Request
 from lorry.supervisor.settings import SupervisorSettings
+from lorry.supervisor.sources import Fetching, Sources
 
 log = logging.getLogger(__name__)
-
-FETCHES_MAX = 4
-"""Snapshots made at once; more would share one disk and finish no sooner."""
 
 TIMES_KEPT = 1000
 
@@ -50,6 +49,7 @@ class Shell:
         engines: Mapping[ReplicaId, Engine],
         registry: Registry,
         cache: DiskCache,
+        fetcher: Fetcher,
         settings: SupervisorSettings,
         clock: Clock,
     ) -> None:
@@ -58,6 +58,8 @@ class Shell:
         self.engines = engines
         self.registry = registry
         self.cache = cache
+        self.fetcher = fetcher
+        self.sources = Sources(fetcher, cache)
         self.settings = settings
         self.clock = clock
         self.book = Book(settings.operations_kept, self._progress)
@@ -68,8 +70,7 @@ class Shell:
         self.up_changed = anyio.Event()
         self._ended = anyio.Event()
         self._losses: dict[ReplicaId, int] = dict.fromkeys(engines, 0)
-        self._fetching: dict[AdapterName, threading.Event] = {}
-        self._disk_threads = anyio.CapacityLimiter(FETCHES_MAX)
+        self._fetching: dict[AdapterName, Fetching] = {}
         self._store_thread = anyio.CapacityLimiter(1)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._timer_set: int | None = None
@@ -118,6 +119,10 @@ class Shell:
             case cm.Purge(version):
                 self._spawn(self._purge, version)
 
+    def spawn(self, task: Callable[..., object], *arguments: object) -> None:
+        """Begin a task that lives as long as the supervisor at most."""
+        self._spawn(task, *arguments)
+
     def _spawn(self, task: Callable[..., object], *arguments: object) -> None:
         assert self._tasks is not None, "the supervisor has not been entered"
         self._tasks.start_soon(task, *arguments)  # type: ignore[arg-type]
@@ -126,17 +131,28 @@ class Shell:
         queue = self.fleet.world.asked.get(name)
         if not queue:
             return "", None
+        fetching = self._fetching.get(name)
+        if queue[0].phase is Phase.FETCHING and fetching is not None and fetching.total:
+            return f"{queue[0].phase} {fetching}", None
         return queue[0].phase, queue[0].spec.version if queue[0].spec is not None else None
 
     def _end_operation(self, operation: OperationId, error: LorryError | None) -> None:
         view = self.book.view(operation)
         self.book.end(operation, error, self.clock.wall_s())
-        stop = self._fetching.pop(view.name, None)
-        if stop is not None:
-            stop.set()
+        self._stop_unwanted_fetch(view.name)
         if view.version is not None:
             self._forget(view.version)
         self._tell_ended()
+
+    def _stop_unwanted_fetch(self, name: AdapterName) -> None:
+        """End a fetch whose call has ended; another call's end, of the same name, is none of its
+        business."""
+        fetching = self._fetching.get(name)
+        queue = self.fleet.world.asked.get(name)
+        if fetching is None or (queue and queue[0].open == fetching.operation):
+            return
+        del self._fetching[name]
+        fetching.cancel()
 
     def leave(self, ticket: TicketId) -> None:
         """A request's context is over."""
@@ -175,51 +191,38 @@ class Shell:
         request.release()
 
     async def _fetch(self, command: cm.Fetch) -> None:
-        stop = threading.Event()
+        fetching = Fetching(command.operation)
         if command.expected is None:
-            self._fetching[command.name] = stop
+            self._fetching[command.name] = fetching
+        can = next(iter(self.engines.values())).capabilities()
         try:
-            snapshot = await to_thread.run_sync(
-                self._snapshot, command, stop, limiter=self._disk_threads
-            )
+            fetched = await self.sources.snapshot(command, can, fetching)
         except LorryError as error:
             self.feed(ev.FetchFailed(command.operation, error))
             return
         except Exception as error:
-            log.exception("snapshot of %s", command.source)
-            failure = AdapterInvalid(f"'{command.name}' cannot be read: {error!r}")
+            source = redact(command.source)
+            log.error("snapshot of %s: %s", source, type(error).__name__, exc_info=_frames(error))
+            failure = AdapterInvalid(f"'{command.name}' cannot be read: {type(error).__name__}.")
             self.feed(ev.FetchFailed(command.operation, failure))
             return
-        version = snapshot.manifest.version
+        version = fetched.snapshot.manifest.version
         if command.expected is not None and version != command.expected:
             message = (
-                f"The snapshot of '{command.name}' is gone, and {command.source} holds another "
+                f"The snapshot of '{command.name}' is gone, and {fetched.source} holds another "
                 f"version now ({short(version)}, not {short(command.expected)}); load it again."
             )
             self.feed(ev.FetchFailed(command.operation, AdapterInvalid(message)))
             return
-        self.registry.manifests[version] = snapshot.manifest
-        spec = ev.VersionSpec(version, snapshot.manifest.host_bytes)
-        self.feed(ev.Fetched(command.operation, spec))
-
-    def _snapshot(self, command: cm.Fetch, stop: threading.Event) -> Snapshot:
-        """In a worker thread."""
-        capabilities = next(iter(self.engines.values())).capabilities()
-        folder = resolve_local(command.source, self.settings.adapter_roots)
-        return self.cache.snapshot(
-            command.name,
-            folder,
-            capabilities.base,
-            capabilities.max_lora_rank,
-            cancelled=stop.is_set,
-            roots=self.settings.adapter_roots,
-        )
+        self.registry.manifests[version] = fetched.snapshot.manifest
+        spec = ev.VersionSpec(version, fetched.snapshot.manifest.host_bytes)
+        self.feed(ev.Fetched(command.operation, spec, fetched.source))
 
     async def _load(self, command: cm.Load) -> None:
         began_ms = self.clock.now_ms()
         try:
             path = await to_thread.run_sync(
-                self.cache.open, command.version, limiter=self._disk_threads
+                self.cache.open, command.version, limiter=self.sources.disk_threads
             )
             if path is None:
                 error: LorryError = StorageFailed(f"The snapshot of '{command.name}' is gone.")
@@ -296,7 +299,7 @@ class Shell:
 
     async def _purge(self, version: VersionId) -> None:
         try:
-            await to_thread.run_sync(self.cache.remove, version, limiter=self._disk_threads)
+            await to_thread.run_sync(self.cache.remove, version, limiter=self.sources.disk_threads)
         except LorryError as error:
             log.warning("purge of %s: %s", short(version), error)
 
@@ -352,6 +355,11 @@ class Shell:
             if self.clock.now_ms() >= due:
                 self.feed(ev.TimerDue())
                 await anyio.lowlevel.checkpoint()
+
+
+def _frames(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
+    """A bug's place without its words, which may hold what a stranger or a credential said."""
+    return RuntimeError, RuntimeError(type(error).__name__), error.__traceback__
 
 
 def _timeout(what: str, problem: BaseException) -> EngineTimeout:
