@@ -32,7 +32,7 @@ class Download:
         self._site = site
         self._listing = listing
         self._bench = bench
-        self._left = bytes_max
+        self._bytes_max = self._left = bytes_max
 
     async def run(self, count: Count) -> None:
         """Fetch what is not there yet. Raises `SourceUnreachable`, `AdapterInvalid` and what the
@@ -97,7 +97,7 @@ class Download:
         self._bench.place(file.name, 0, b"")
         async for piece in self._site.stream(file):
             if place + len(piece) > room and file.size is None:
-                raise too_large(self._listing.source, self._left)
+                raise too_large(self._listing.source, self._bytes_max)
             self._bench.place(file.name, place, piece[: room - place])
             place += len(piece)
             if place > room:

@@ -40,6 +40,44 @@ CheckHop = Callable[[httpx.URL], None]
 """Raises for an address that must not be followed to."""
 
 
+class _Stream(httpcore.AsyncNetworkStream):
+    """A connection without encryption. httpcore does not close it when the handshake that is to
+    encrypt it is cancelled."""
+
+    def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
+        self._inner = inner
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """As httpcore's."""
+        return await self._inner.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """As httpcore's."""
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        """As httpcore's."""
+        await self._inner.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """As httpcore's, but leaves nothing open when it fails."""
+        try:
+            return await self._inner.start_tls(ssl_context, server_hostname, timeout)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._inner.aclose()
+            raise
+
+    def get_extra_info(self, info: str) -> Any:
+        """As httpcore's."""
+        return self._inner.get_extra_info(info)
+
+
 class _Backend(httpcore.AsyncNetworkBackend):
     """Resolves, checks, connects."""
 
@@ -65,11 +103,13 @@ class _Backend(httpcore.AsyncNetworkBackend):
         failure: Exception = httpcore.ConnectError("no address")
         for address in allowed[:ADDRESSES_MAX]:
             try:
-                return await self._inner.connect_tcp(
+                stream = await self._inner.connect_tcp(
                     str(address), port, timeout, local_address, socket_options
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
+            else:
+                return _Stream(stream)
         raise failure
 
     async def connect_unix_socket(
