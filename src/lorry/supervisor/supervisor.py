@@ -108,6 +108,10 @@ class Supervisor:
             self._clock.now_ms,
             self._shell.spawn,
         )
+        self._following = tuple(
+            Following(folder, settings.adapter_dir_interval_s, self._calls, self._registry.records)
+            for folder in settings.adapter_dirs
+        )
         self._last_ticket = 0
         self._closing = False
         self._stack = AsyncExitStack()
@@ -130,10 +134,8 @@ class Supervisor:
             await self._wait_until_up()
             for request in self._at_start:
                 await self.wait(self.load(request).id)
-            for folder in self._settings.adapter_dirs:
-                interval_s = self._settings.adapter_dir_interval_s
-                records = self._registry.records
-                tasks.start_soon(Following(folder, interval_s, self._calls, records).run)
+            for following in self._following:
+                tasks.start_soon(following.run)
             self._stack = stack.pop_all()
         return self
 
