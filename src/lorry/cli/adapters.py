@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from lorry.artifacts.remote.uri import is_remote
 from lorry.cli.api import DEFAULT_URL, Api
 from lorry.cli.screen import adapter_sheet, adapter_table, console, write_json
 
@@ -168,7 +169,10 @@ def _progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _absolute(path: str) -> str:
-    """The server reads the path, from another working folder: what exists here is made absolute."""
+    """The server reads the path, from another working folder: what exists here is made absolute.
+    A URI is the same everywhere."""
+    if is_remote(path):
+        return path
     here = Path(path).expanduser()
     return str(here.resolve()) if here.exists() else path
 

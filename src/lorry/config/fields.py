@@ -433,6 +433,14 @@ class Settings:
         return self.served_model_name or (self.model.resolve().name.removesuffix(".gguf"),)
 
     @property
+    def allowed_sources(self) -> tuple[AllowedSource, ...] | None:
+        """The allow-list of remote sources; None: all. Who limits folders and says nothing of
+        remote sources wants none."""
+        if self.allow_source is None and self.adapter_root:
+            return ()
+        return self.allow_source
+
+    @property
     def state_folder(self) -> Path | None:
         """The folder of `state`; None when it is a URL."""
         return None if "://" in self.state else Path(self.state).expanduser()

@@ -65,13 +65,9 @@ def supervisor_settings(settings: Settings) -> SupervisorSettings:
 
 
 def source_policy(settings: Settings) -> SourcePolicy:
-    """For what is fetched from elsewhere. Who limits folders and says nothing of remote sources
-    wants none."""
-    allowed = settings.allow_source
-    if allowed is None and settings.adapter_root:
-        allowed = ()
+    """For what is fetched from elsewhere."""
     return SourcePolicy(
-        allowed=allowed,
+        allowed=settings.allowed_sources,
         private=settings.private_source,
         source_bytes_max=settings.max_source_bytes,
         download_bytes_max=settings.download_bytes,
