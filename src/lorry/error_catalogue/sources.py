@@ -48,6 +48,7 @@ SOURCES: Mapping[type[er.LorryError], Words] = {
         patterns=(
             "'{}' could not be fetched: {}.",
             "'{}' was not fetched within {} s ({} bytes came).",
+            "{} of '{}' did not end within {} s; it was {}.",
         ),
         severity=Severity.WARNING,
         retry=RetryPattern.BACKOFF,

@@ -151,6 +151,10 @@ class Learner:
             del self._names[each]
         return tuple(gone)
 
+    def registered(self, name: AdapterName) -> None:
+        """Somebody else registered it while it was looked up, so it is not a learnt one."""
+        self._looking.discard(name)
+
     def failed(self, name: AdapterName, error: LorryError, now_ms: int) -> None:
         """It was not found, or cannot be served."""
         self._looking.discard(name)

@@ -17,6 +17,7 @@ from lorry.errors import (
     OperationCancelled,
     QueueFull,
     RequestAborted,
+    SourceUnreachable,
 )
 from lorry.ids import AdapterName, OperationId, VersionId, short
 from lorry.lifecycle import commands as cm
@@ -308,6 +309,8 @@ def _out_of_time(world: World, asked: Asked) -> LorryError:
         return EngineUnreachable(f"{message} The engine is down.")
     if asked.phase in (Phase.ROOM, Phase.QUEUED):
         return CapacityExhausted(message)
+    if asked.phase is Phase.FETCHING:
+        return SourceUnreachable(message, param="source")
     return EngineTimeout(message)
 
 

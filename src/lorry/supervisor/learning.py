@@ -9,7 +9,7 @@ from typing import Protocol
 import anyio
 
 from lorry.artifacts.remote.uri import redact
-from lorry.errors import BrokenInvariant, LorryError, SourceNotFound
+from lorry.errors import LorryError, ShuttingDown, SourceNotFound
 from lorry.ids import AdapterName, OperationId
 from lorry.lifecycle.learning import Idle, Join, Learner, LookUp, Refuse, not_found
 from lorry.store.store import AdapterRecord
@@ -95,8 +95,7 @@ class Learning:
     def _drop_strangers(self) -> None:
         """Names that were unloaded, or that somebody made his own, are not ours to forget."""
         for name in self._learner.names:
-            record = self._records.get(name)
-            if record is None or LABEL not in record.labels:
+            if not self._is_learnt(name):
                 self._learner.forget(name)
 
     def _may_go(self, name: AdapterName) -> bool:
@@ -105,19 +104,28 @@ class Learning:
 
     async def _look_up(self, name: AdapterName, sources: tuple[str, ...]) -> None:
         flight = self._flights[name]
-        error: LorryError | None = BrokenInvariant(7, f"the look-up of '{name}' had no end")
+        error: LorryError | None = ShuttingDown("The server is stopping.")
         try:
             error = await self._first_of(name, sources)
         finally:
             flight.error = error
-            if error is None:
-                gone = self._learner.learnt(name, self._may_go)
-                for each in gone:
-                    self._spawn(self._forget, each)
-            else:
-                self._learner.failed(name, error, self._now_ms())
+            self._note(name, error)
             del self._flights[name]
             flight.ended.set()
+
+    def _note(self, name: AdapterName, error: LorryError | None) -> None:
+        """Tell the learner how a look-up ended, and let go whoever has to go for it."""
+        if error is not None:
+            self._learner.failed(name, error, self._now_ms())
+        elif self._is_learnt(name):
+            for each in self._learner.learnt(name, self._may_go):
+                self._spawn(self._forget, each)
+        else:
+            self._learner.registered(name)
+
+    def _is_learnt(self, name: AdapterName) -> bool:
+        record = self._records.get(name)
+        return record is not None and LABEL in record.labels
 
     async def _first_of(self, name: AdapterName, sources: tuple[str, ...]) -> LorryError | None:
         """Register the name from the first source that has it; None when that worked."""

@@ -171,3 +171,11 @@ def test_a_name_that_is_no_longer_a_learnt_one_does_not_count() -> None:
     learning.forget(A)
     learning.ask(B, 0, never)
     assert learning.learnt(B, always) == ()
+
+
+def test_who_registers_a_name_meanwhile_has_it_for_himself() -> None:
+    learning = learner(names_max=1)
+    learning.ask(A, 0, always)
+    learning.registered(A)
+    assert learning.names == ()
+    assert isinstance(learning.ask(A, 1, always), LookUp)

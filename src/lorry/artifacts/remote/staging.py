@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,12 @@ from lorry.artifacts.remote.site import Listing, RemoteFile
 from lorry.errors import CapacityExhausted
 
 JOURNAL = ".parts"
+
+ONCE = "once-"
+"""Begins the names of folders that no later download can go on from."""
+
+KEPT_S = 24 * 3600.0
+"""What nobody came back for within a day is removed by the next download."""
 
 PART_BYTES = 8 << 20
 """Large enough that asking for it costs little beside its bytes, small enough to be lost."""
@@ -88,7 +95,7 @@ class Staging:
         with self._lock:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             bench = self._take(key_of(listing)) if listing.resumable else None
-            bench = bench or self._take(f"once-{secrets.token_hex(16)}")
+            bench = bench or self._take(f"{ONCE}{secrets.token_hex(16)}")
             if bench is None:
                 raise BlockingIOError("a new folder is locked")
             try:
@@ -139,13 +146,17 @@ class Staging:
             )
 
     def _abandoned(self) -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes, folder) of each folder that nobody has locked."""
+        """(last use, bytes, folder) of each folder that nobody has locked, and that may be of use
+        again; the others are removed."""
         for path in self._root.iterdir():
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                sizes = [file.stat().st_size for file in path.iterdir()]
-                yield path.stat().st_mtime, sum(sizes), path
+                used_s = path.stat().st_mtime
+                if path.name.startswith(ONCE) or used_s < time.time() - KEPT_S:
+                    shutil.rmtree(path, ignore_errors=True)
+                    continue
+                yield used_s, sum(file.stat().st_size for file in path.iterdir()), path
             except BlockingIOError:
                 continue
             finally:
