@@ -23,7 +23,7 @@ CLIENT_FLAGS = {
     *("--url", "--api-key", "--json", "--replace", "--pin", "--if-match", "--label"),
     *("--register-only", "--drain-timeout", "--purge", "--once", "--port", "--print-model"),
     *("--version", "--help", "--config"),
-    "--base",
+    *("--base", "--expected-digest"),
 }
 """Flags of the commands that are no settings; their help is compared below."""
 

@@ -9,11 +9,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.remote.fetcher import DOWNLOADS, Fetcher
 from lorry.config import Settings
 from lorry.config.layers import (
     embedded_settings,
     fleet_limits,
     server_settings,
+    source_policy,
     supervisor_settings,
 )
 from lorry.engine import Engine
@@ -22,6 +24,7 @@ from lorry.engines.fake import FakeEngine
 from lorry.engines.fake_script import FakeSettings
 from lorry.errors import LorryError
 from lorry.ids import AdapterName, ReplicaId
+from lorry.lifecycle.learning import NAME_FIELD
 from lorry.loading import ModelProgress
 from lorry.server.app import build_app
 from lorry.server.serve import serve
@@ -81,12 +84,18 @@ def build_supervisor(settings: Settings) -> Supervisor:
     """The supervisor with its engine, store and disk cache; nothing runs yet."""
     if settings.state_folder is not None:
         settings.state_folder.mkdir(parents=True, exist_ok=True)
+    fetcher = Fetcher(
+        source_policy(settings), settings.disk_cache_folder / DOWNLOADS, settings.adapter_root
+    )
+    for pattern in settings.resolver:
+        fetcher.require(pattern.replace(NAME_FIELD, "name"))  # so that an extra is missed now
     return Supervisor(
         engines={ReplicaId("engine-0"): _engine(settings)},
         store=SqlStore(settings.state_url),
         cache=DiskCache(settings.disk_cache_folder, settings.disk_cache_bytes),
         limits=fleet_limits(settings),
         settings=supervisor_settings(settings),
+        fetcher=fetcher,
         base_names=settings.model_names,
         at_start=tuple(
             LoadRequest(AdapterName(module.name), str(module.path), pinned=module.pinned)

@@ -5,8 +5,10 @@ LorryError
 │   ├── RequestInvalid          400  request_invalid
 │   ├── ModelUnsupported        400  model_unsupported
 │   ├── ModelInvalid            400  model_invalid
+│   ├── SourceUnsupported       400  source_unsupported
 │   ├── Unauthorized            401  unauthorized
 │   ├── Forbidden               403  forbidden
+│   ├── SourceDenied            403  source_denied
 │   ├── AdapterNotFound         404  adapter_not_found
 │   │   └── AdapterUnloading    404  adapter_unloading
 │   ├── SourceNotFound          404  source_not_found
@@ -18,11 +20,13 @@ LorryError
 │   │   ├── VersionMismatch     409  version_mismatch
 │   │   └── OperationCancelled  409  operation_cancelled
 │   └── AdapterInvalid          422  adapter_invalid
+│       └── DigestMismatch      422  digest_mismatch
 ├── Busy                             nothing is wrong, there is only no room now
 │   ├── QueueFull               429  queue_full
 │   ├── CapacityExhausted       503  capacity_exhausted
 │   └── AllPinned               409  all_pinned
 ├── AdapterUnavailable          503  adapter_unavailable
+├── SourceUnreachable           503  source_unreachable
 ├── RequestAborted              503  request_aborted
 ├── ShuttingDown                503  shutting_down
 ├── StorageFailed               500  storage_failed
@@ -121,6 +125,15 @@ class ModelInvalid(CallerError):
     action = "Fetch or convert the model again, then start the server again."
 
 
+class SourceUnsupported(CallerError):
+    """Adapters cannot be fetched from such a place, because a part of Lorry is not installed."""
+
+    code = "source_unsupported"
+    status = 400
+    fault = Fault.OPERATOR
+    action = "Install the extra that the message names, and start the server again."
+
+
 class Unauthorized(CallerError):
     """The server has an API key and the request did not carry it."""
 
@@ -134,7 +147,19 @@ class Forbidden(CallerError):
 
     code = "forbidden"
     status = 403
-    action = "Use a path below one of the server's --adapter-root folders."
+    action = (
+        "Use a path below one of the server's --adapter-root folders, or a source that "
+        "--allow-source and --private-source let through."
+    )
+
+
+class SourceDenied(CallerError):
+    """The place that the adapter is to be fetched from does not let the server in."""
+
+    code = "source_denied"
+    status = 403
+    fault = Fault.OPERATOR
+    action = "Give the server's environment credentials that may read the source."
 
 
 class AdapterNotFound(CallerError):
@@ -223,6 +248,13 @@ class AdapterInvalid(CallerError):
     action = "Mend the adapter as each detail says; nothing that was served has changed."
 
 
+class DigestMismatch(AdapterInvalid):
+    """What was found is not what `expected_digest` names."""
+
+    code = "digest_mismatch"
+    action = "Find out who changed the source, or ask for the digest that it has now."
+
+
 class Busy(LorryError):
     """There is no room for it now."""
 
@@ -271,6 +303,17 @@ class AdapterUnavailable(LorryError):
     action = (
         "Try again after Retry-After; if it stays so, look at the adapter's reason and reload it."
     )
+
+
+class SourceUnreachable(LorryError):
+    """The place that the adapter is to be fetched from did not answer, or not to the end."""
+
+    code = "source_unreachable"
+    status = 503
+    fault = Fault.OPERATOR
+    retryable = True
+    retry_after_s = 5.0
+    action = "Try again after Retry-After; the fetch goes on from where it broke off."
 
 
 class RequestAborted(LorryError):

@@ -4,6 +4,7 @@ facts."""
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from tests.fixtures.common_ground import (
     lora_config,
     tensor_name,
 )
+from tests.fixtures.remote import Files, LocalServer, make_authority
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def adapter(tmp_path: Path) -> Path:
     return folder
 
 
-def check(path: Path, base: Path, *more: str) -> int:
+def check(path: Path | str, base: Path, *more: str) -> int:
     """The exit code of `lorry check`; the rank is limited to 16, as where the cases come from."""
     given = ["check", str(path), "--base", str(base), "--max-lora-rank", "16", *more]
     with pytest.raises(SystemExit) as caught:
@@ -195,3 +197,50 @@ def test_it_brings_no_torch(adapter: Path, base: Path) -> None:
     command = [sys.executable, "-c", script, "check", str(adapter), "--base", str(base)]
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_uri_is_fetched_judged_and_deleted(
+    adapter: Path,
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """From an address of this machine: a person at a terminal may go where he likes."""
+    authority = make_authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    with LocalServer(Files(adapter.parent), authority.context) as server:
+        uri = f"{server.url}/legal?sig=topsecret"
+        assert check(uri, base, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["ok"], found["rank"]) == (True, 8)
+        assert found["source"] == f"{server.url}/legal"
+        (adapter / "adapter_model.safetensors").write_bytes(b"cut")
+        assert check(uri, base) == 1
+        assert check(f"{server.url}/nothing", base) == 1
+        said = capsys.readouterr()
+        assert "was cut" in said.out
+        assert "no adapter at" in said.out
+        assert "topsecret" not in said.out + said.err
+        assert str(tmp_path / "tmp") not in said.out
+    assert not any((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("uri", ["ftp://host/x", "https://user:topsecret@host/x", "hf://acme"])
+def test_what_is_no_uri_is_wrong_use(
+    uri: str, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(uri, base) == 2
+    said = capsys.readouterr().err
+    assert "The adapter's source" in said
+    assert "topsecret" not in said
+
+
+def test_a_missing_extra_is_wrong_use_and_named(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert check("gs://bucket/legal", base) == 2
+    assert "pip install 'lorry[gs]'" in capsys.readouterr().err

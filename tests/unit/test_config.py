@@ -195,6 +195,61 @@ def test_a_state_folder_holds_registry_and_disk_cache() -> None:
     assert settings.disk_cache_folder == Path("/var/lorry/cache")
 
 
+def test_limits_of_sources_reach_the_fetcher() -> None:
+    flags = {
+        "allow_source": ["https://*.example.com", "s3://bucket/loras"],
+        "private_source": ["10.0.0.0/8", "minio.local"],
+        "max_source_bytes": "1GiB",
+        "load_timeout": "7",
+    }
+    policy = layers.source_policy(load_settings({**GIVEN, **flags}, {}))
+    assert [rule.host for rule in policy.allowed or ()] == ["*.example.com", "bucket"]
+    assert [place.host for place in policy.private] == ["", "minio.local"]
+    assert (policy.source_bytes_max, policy.fetch_timeout_s) == (1 << 30, 7)
+    assert load_settings({**GIVEN, "max_source_bytes": "20GiB"}, {}).download_bytes == 20 << 30
+
+
+def test_roots_for_folders_alone_leave_no_remote_source() -> None:
+    assert layers.source_policy(load_settings(GIVEN, {})).allowed is None
+    rooted = {**GIVEN, "adapter_root": ["/adapters"]}
+    assert layers.source_policy(load_settings(rooted, {})).allowed == ()
+    both = load_settings({**rooted, "allow_source": ["hf://acme"]}, {})
+    assert len(layers.source_policy(both).allowed or ()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "what"),
+    [
+        ("allow_source", "example.com", "must begin with one of hf://"),
+        ("private_source", "10.0.0.0/40", "must be a host"),
+        ("resolver", "s3://bucket/x", "must hold {name} once"),
+        ("resolver", "s3://bucket/{name}/{name}", "must hold {name} once"),
+        ("resolver", "s3://{name}/x", "must have {name} behind the host"),
+        ("resolver", "ftp://host/{name}", "has the scheme ftp://"),
+        ("resolver", "https://u:secret@host/{name}", "credentials come from the environment"),
+        ("download_bytes", "1KiB", "less than max_source_bytes"),
+        ("resolver_names", "0", "must be from 1"),
+    ],
+)
+def test_a_wrong_source_setting_is_a_mistake(name: str, wrong: str, what: str) -> None:
+    (found,) = mistakes({**GIVEN, name: wrong})
+    assert what in found
+    assert "secret" not in found
+
+
+def test_places_that_other_settings_forbid_are_mistakes() -> None:
+    flags = {
+        "adapter_root": ["/adapters"],
+        "adapter_dir": ["/adapters/live", "/other"],
+        "resolver": ["/adapters/{name}", "s3://bucket/{name}"],
+    }
+    assert mistakes({**GIVEN, **flags}) == [
+        "--resolver: s3://bucket/{name} is not among the allowed sources; add it to --allow-source",
+        "--adapter-dir: /other lies outside every --adapter-root; add it there",
+    ]
+    load_settings({**GIVEN, **flags, "adapter_dir": "/adapters", "allow_source": "s3://bucket"}, {})
+
+
 @pytest.mark.parametrize("text", ["max_loras = ", "\x00"])
 def test_a_file_that_is_not_toml_is_a_mistake(tmp_path: Path, text: str) -> None:
     assert "is not TOML" in mistakes(GIVEN, {}, written(tmp_path, text))[0]

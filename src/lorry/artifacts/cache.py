@@ -98,11 +98,13 @@ class DiskCache:
         progress: ProgressReport | None = None,
         cancelled: Cancelled | None = None,
         roots: Sequence[Path] = (),
+        label: str | None = None,
     ) -> Snapshot:
         """The snapshot of the adapter in `source`, made unless it is kept already.
 
         It is safe from eviction until `protect` names it, `release` gives it up, or ten minutes
-        have passed. `progress` gets (bytes done, bytes in all). Raises `AdapterInvalid` with every
+        have passed. `progress` gets (bytes done, bytes in all); messages call the source `label`,
+        if given, else by its path. Raises `AdapterInvalid` with every
         problem in its details, `SourceNotFound`, `Forbidden`, `CapacityExhausted`, `StorageFailed`,
         or `RequestAborted` once `cancelled`."""
 
@@ -118,7 +120,7 @@ class DiskCache:
 
             return self._keep(name, draft.manifest, fill, watch)
 
-        return _consistently(name, source, roots, work)
+        return _consistently(name, source, roots, work, label)
 
     def check(
         self, name: str, source: Path, base: BaseShape, max_rank: int, *, roots: Sequence[Path] = ()
@@ -275,7 +277,13 @@ class DiskCache:
 
 
 def judged(
-    name: str, source: Path, base: BaseShape, max_rank: int, *, roots: Sequence[Path] = ()
+    name: str,
+    source: Path,
+    base: BaseShape,
+    max_rank: int,
+    *,
+    roots: Sequence[Path] = (),
+    label: str | None = None,
 ) -> Manifest:
     """What a snapshot of `source` would be; needs no cache. Raises as `DiskCache.snapshot` does."""
     return _consistently(
@@ -283,17 +291,22 @@ def judged(
         source,
         roots,
         lambda folder: draft_of(name, folder, base, max_rank, Progress(name)).manifest,
+        label,
     )
 
 
 def _consistently(
-    name: str, source: Path, roots: Sequence[Path], work: Callable[[Folder], Result]
+    name: str,
+    source: Path,
+    roots: Sequence[Path],
+    work: Callable[[Folder], Result],
+    label: str | None = None,
 ) -> Result:
     """Do the work on files that belong together. What was found in a mix of old and new files is
     not believed, whether good or bad: the work is done again, and then given up."""
     for _ in range(ATTEMPTS):
         try:
-            with Folder(source, roots) as folder:
+            with Folder(source, roots, label=label) as folder:
                 try:
                     result = work(folder)
                 except (AdapterInvalid, SourceChanged):
@@ -305,21 +318,22 @@ def _consistently(
         except SourceChanged:
             continue
         except OSError as error:
-            raise _unreadable(name, source, error) from error
+            raise _unreadable(name, label or str(source), error) from error
+    where = shown(label or str(source))
     raise AdapterInvalid(
-        f"Adapter {shown(name)} cannot be served: a file in {shown(str(source))} changed while "
+        f"Adapter {shown(name)} cannot be served: a file in {where} changed while "
         "being read; load it once the writer has finished, or write to another folder and rename "
         "it."
     )
 
 
-def _unreadable(name: str, source: Path, error: OSError) -> LorryError:
+def _unreadable(name: str, source: str, error: OSError) -> LorryError:
     if isinstance(error, FileNotFoundError):
         return SourceNotFound(
-            f"The folder {shown(str(source))} of adapter {shown(name)} is gone.", param="source"
+            f"The folder {shown(source)} of adapter {shown(name)} is gone.", param="source"
         )
     return AdapterInvalid(
-        f"Adapter {shown(name)} cannot be served: {shown(str(source))} cannot be read "
+        f"Adapter {shown(name)} cannot be served: {shown(source)} cannot be read "
         f"({error.strerror}); mend its permissions or its disk."
     )
 

@@ -1,17 +1,27 @@
 """A dry run over an adapter's folder: what it is, or everything that is wrong with it, each with
 what mends it. Nothing is kept, and no engine or server is needed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lorry.artifacts.cache import judged
 from lorry.artifacts.manifest import MORE
+from lorry.artifacts.remote.fetcher import Fetcher
 from lorry.artifacts.snapshot import Manifest
 from lorry.engine import BaseShape
-from lorry.errors import AdapterInvalid, LorryError, SourceNotFound
+from lorry.errors import (
+    AdapterInvalid,
+    LorryError,
+    SourceDenied,
+    SourceNotFound,
+    SourceUnreachable,
+)
 from lorry.ids import short
+
+Count = Callable[[int, int], None]
+"""Told (bytes fetched, bytes in all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +54,45 @@ class Report:
 
 
 def check_folder(
-    name: str, folder: Path, base: BaseShape, max_rank: int, *, roots: Sequence[Path] = ()
+    name: str,
+    folder: Path,
+    base: BaseShape,
+    max_rank: int,
+    *,
+    roots: Sequence[Path] = (),
+    label: str | None = None,
 ) -> Report:
     """Read and judge `folder` as a load would. Blocks. Raises `Forbidden` for what leads outside
-    `roots`; whatever else is wrong is in the report."""
+    `roots`; whatever else is wrong is in the report. Messages call the folder `label`, if given."""
     try:
-        return Report(judged(name, folder, base, max_rank, roots=roots))
+        return Report(judged(name, folder, base, max_rank, roots=roots, label=label))
     except (AdapterInvalid, SourceNotFound) as error:
         return Report(None, problems_of(error))
+
+
+def check_source(
+    name: str,
+    source: str,
+    fetcher: Fetcher,
+    base: BaseShape,
+    max_rank: int,
+    *,
+    report: Count = lambda done, total: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Report:
+    """Find a source of any kind, then read and judge it as a load would; what was fetched is
+    deleted again. Blocks. Raises `Forbidden`, `RequestInvalid` and `SourceUnsupported` for what may
+    not be read or is no source; whatever else is wrong is in the report."""
+    try:
+        found = fetcher.find(name, source, report=report, cancelled=cancelled)
+    except (AdapterInvalid, SourceNotFound, SourceDenied, SourceUnreachable) as error:
+        return Report(None, problems_of(error))
+    try:
+        return check_folder(
+            name, found.folder, base, max_rank, roots=found.roots, label=found.label
+        )
+    finally:
+        found.close()
 
 
 def problems_of(error: LorryError) -> tuple[Problem, ...]:

@@ -58,8 +58,8 @@ class OpenFolder(Protocol):
     """What the judge needs of a folder, wherever it lies."""
 
     @property
-    def path(self) -> Path:
-        """Where it lies, for messages."""
+    def label(self) -> str:
+        """What messages call it."""
 
     def names(self) -> frozenset[str]:
         """What it holds."""
@@ -77,9 +77,11 @@ class OpenFolder(Protocol):
 class Folder:
     """An open folder; closes everything that was opened through it."""
 
-    def __init__(self, path: Path, roots: Sequence[Path] = ()) -> None:
-        """Raises `SourceNotFound`, `Forbidden` or `AdapterInvalid`. No roots allow everything."""
+    def __init__(self, path: Path, roots: Sequence[Path] = (), *, label: str | None = None) -> None:
+        """`label` is what messages call it, else its path. Raises `SourceNotFound`, `Forbidden` or
+        `AdapterInvalid`. No roots allow everything."""
         self.path = path
+        self.label = str(path) if label is None else label
         self._roots = tuple(roots)
         self._seen: dict[str, Identity | None] = {}
         self._stack = ExitStack()

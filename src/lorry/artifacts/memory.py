@@ -80,8 +80,8 @@ class MemoryFolder:
     """A PEFT folder in memory; implements `lorry.artifacts.folder.OpenFolder`."""
 
     def __init__(self, label: str) -> None:
-        """Empty. `label` stands for its path in messages."""
-        self.path = Path(label)
+        """Empty. `label` is what messages call it."""
+        self.label = label
         self._files: dict[str, MemoryFile] = {}
         self._opened: list[SourceFile] = []
 

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from lorry.artifacts.adapter_config import CONFIG_FILE, shown
@@ -113,7 +114,7 @@ def contents(folder: OpenFolder) -> tuple[bytes, Files, list[TensorInfo]]:
     config = _config(folder)
     problems = [*([config] if isinstance(config, str) else []), *problems, *more]
     if problems or isinstance(config, str):
-        raise refuse(folder.path.name, problems)
+        raise refuse(PurePath(folder.label).name, problems)
     return config, files, tensors
 
 
@@ -138,7 +139,7 @@ def _config(folder: OpenFolder) -> bytes | str:
         return file
     if file is None:
         return (
-            f"{CONFIG_FILE} is missing in {shown(str(folder.path))}; give the folder that "
+            f"{CONFIG_FILE} is missing in {shown(folder.label)}; give the folder that "
             "save_pretrained wrote."
         )
     return file.read(0, min(file.size, 2 << 20))
@@ -171,7 +172,7 @@ def _weight_files(folder: OpenFolder, names: frozenset[str]) -> tuple[list[str],
             f"expected {WEIGHTS_FILE}; save the adapter again with safe_serialization=True."
         ]
     return [], [
-        f"{WEIGHTS_FILE} is missing in {shown(str(folder.path))}; copy the adapter again with its "
+        f"{WEIGHTS_FILE} is missing in {shown(folder.label)}; copy the adapter again with its "
         "weights."
     ]
 

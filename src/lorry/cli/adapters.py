@@ -13,6 +13,7 @@ from lorry.cli.server import (
     PANEL,
     ApiKey,
     AsJson,
+    Digest,
     IfMatch,
     Interval,
     Labels,
@@ -47,6 +48,7 @@ def load(
     pin: Pin = False,
     if_match: IfMatch = None,
     label: Labels = None,
+    expected_digest: Digest = None,
     register_only: Annotated[
         bool, typer.Option("--register-only", help="Load it when the first request comes.")
     ] = False,
@@ -63,6 +65,8 @@ def load(
         options["labels"] = labels
     if if_match is not None:
         options["if_match"] = if_match
+    if expected_digest is not None:
+        options["settings"] = {"expected_digest": expected_digest}
     source = absolute(path)
     with connect(url, api_key) as client, progress(f"Loading {name}", quiet=json) as tell:
         if register_only:
@@ -86,6 +90,7 @@ def replace(
     ] = False,
     pin: Pin = False,
     label: Labels = None,
+    expected_digest: Digest = None,
     json: AsJson = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -99,6 +104,8 @@ def replace(
         options["pinned"] = True
     if labels is not None:
         options["labels"] = labels
+    if expected_digest is not None:
+        options["settings"] = {"expected_digest": expected_digest}
     with connect(url, api_key) as client, progress(f"Replacing {name}", quiet=json) as tell:
         adapter = client.adapters.replace(name, absolute(path), progress=tell, **options)
     _served(adapter, json)

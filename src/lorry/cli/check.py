@@ -5,24 +5,37 @@ Exit codes: 0 it could; 1 there are problems; 2 wrong use, or a base model that 
 """
 
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
-from lorry.artifacts.checking import Report, check_folder, facts
+from lorry.artifacts.checking import Report, check_folder, check_source, facts
+from lorry.artifacts.remote.fetcher import Fetcher
+from lorry.artifacts.remote.policy import SourcePolicy
+from lorry.artifacts.remote.uri import is_remote, redact
 from lorry.cli.check_on_server import check_on_server, problem_lines
-from lorry.cli.screen import adapter_sheet, console, report, write_json
+from lorry.cli.screen import adapter_sheet, console, fetching, report, write_json
 from lorry.cli.server import DEFAULT_URL, ApiKey, AsJson, Url
 from lorry.config import Settings
 from lorry.engine import BaseShape
 from lorry.engines.embedded.shape import base_shape, read_config
-from lorry.errors import ModelInvalid, ModelUnsupported, SourceNotFound
+from lorry.errors import (
+    ModelInvalid,
+    ModelUnsupported,
+    RequestInvalid,
+    SourceNotFound,
+    SourceUnsupported,
+)
 
 PROBLEMS = 1
 USAGE_ERROR = 2
+
+FETCH_TIMEOUT_S = 3600.0
+"""Nobody waits but the person at the terminal, who can end it."""
 
 RANK_MAX = Settings(model=Path()).max_lora_rank
 """What a server takes unless it is told otherwise."""
@@ -34,7 +47,13 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The adapter's folder.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH|URI",
+            help="The adapter's folder, or hf://, s3://, gs:// or https:// and where it is.",
+        ),
+    ],
     base: Annotated[
         Path | None,
         typer.Option(
@@ -52,19 +71,36 @@ def check(
 ) -> None:
     """Judge an adapter as a load would: what it is, or every problem with its fix.
 
-    With --base it needs no server. The exit code is 0 for an adapter that can be served, 1 for one
-    with problems, and 2 when the base model cannot be read.
+    With --base it needs no server, and what a URI names is fetched to a temporary folder and
+    deleted again. The exit code is 0 for an adapter that can be served, 1 for one with problems,
+    and 2 when the base model cannot be read or the source is none.
     """
     if base is None:
-        raise typer.Exit(0 if check_on_server(str(path), url, api_key, json=json) else PROBLEMS)
+        raise typer.Exit(0 if check_on_server(source, url, api_key, json=json) else PROBLEMS)
     shape = _shape(base.expanduser())
-    folder = path.expanduser().absolute()
-    found = _here(check_folder(folder.name, folder, shape, max_lora_rank))
+    found = _here(_judged(source, shape, max_lora_rank))
+    shown = redact(source)
     if json:
-        write_json(_as_json(path, found))
+        write_json(_as_json(shown, found))
     else:
-        console().print(_for_people(path, found), soft_wrap=not found.ok)
+        console().print(_for_people(shown, found), soft_wrap=not found.ok)
     raise typer.Exit(0 if found.ok else PROBLEMS)
+
+
+def _judged(source: str, shape: BaseShape, max_rank: int) -> Report:
+    """The report, or exit code 2 for what is no source."""
+    name = PurePath(redact(source)).name
+    if not is_remote(source):
+        folder = Path(source).expanduser().absolute()
+        return check_folder(folder.name, folder, shape, max_rank)
+    policy = SourcePolicy(any_address=True, fetch_timeout_s=FETCH_TIMEOUT_S)
+    try:
+        with TemporaryDirectory(prefix="lorry-check-") as folder_name, fetching() as tell:
+            fetcher = Fetcher(policy, Path(folder_name) / "downloads")
+            return check_source(name, source, fetcher, shape, max_rank, report=tell)
+    except (RequestInvalid, SourceUnsupported) as error:
+        report(error.message, details=error.details, action=error.action, note=error.code)
+    raise typer.Exit(USAGE_ERROR)
 
 
 def _shape(base: Path) -> BaseShape:
@@ -81,7 +117,7 @@ def _shape(base: Path) -> BaseShape:
 
 def _here(found: Report) -> Report:
     """The advice on a missing folder speaks of the server's machine, which there is none of."""
-    here = "Give the folder that holds adapter_config.json."
+    here = "Give the folder that holds adapter_config.json, or its URI."
     problems = (
         replace(each, fix=here) if each.code == SourceNotFound.code else each
         for each in found.problems
@@ -89,19 +125,19 @@ def _here(found: Report) -> Report:
     return replace(found, problems=tuple(problems))
 
 
-def _as_json(path: Path, found: Report) -> dict[str, Any]:
+def _as_json(source: str, found: Report) -> dict[str, Any]:
     """As POST /v1/adapters:check answers, without what only a server knows."""
     return {
         "object": "adapter.check",
         "ok": found.ok,
-        "source": str(path),
+        "source": source,
         "problems": [problem.as_json() for problem in found.problems],
         **(facts(found.manifest) if found.manifest is not None else {}),
     }
 
 
-def _for_people(path: Path, found: Report) -> Group:
+def _for_people(path: str, found: Report) -> Group:
     if found.manifest is not None:
         title = Text.assemble(("ok: ", "bold green"), f"{path} can be served")
         return Group(title, adapter_sheet(facts(found.manifest)))
-    return problem_lines(str(path), [problem.as_json() for problem in found.problems])
+    return problem_lines(path, [problem.as_json() for problem in found.problems])

@@ -3,11 +3,13 @@
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -42,6 +44,28 @@ def report(message: str, *, details: Sequence[str] = (), action: str = "", note:
         screen.print(Text(f"  {action}"), soft_wrap=True)
     if note:
         screen.print(Text(f"  ({note})", "dim"), soft_wrap=True)
+
+
+@contextmanager
+def fetching() -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error while something is fetched, for terminals only; takes (bytes done,
+    bytes in all)."""
+    screen = console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+    ) as bar:
+        task = bar.add_task("Fetching", total=None)
+
+        def tell(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total or None)
+
+        yield tell
 
 
 def size_text(count: object) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from lorry.artifacts.remote.uri import is_remote
 from lorry.cli.screen import console, write_json
 from lorry.client import NO_RETRY, Client, Operation, Retry
 from lorry.errors import LorryError
@@ -48,10 +49,24 @@ Name = Annotated[
     typer.Argument(metavar="NAME", help="The adapter's name.", autocompletion=complete_name),
 ]
 Source = Annotated[
-    str, typer.Argument(metavar="PATH", help="The adapter's folder on the server's machine.")
+    str,
+    typer.Argument(
+        metavar="PATH|URI",
+        help="The adapter's folder on the server's machine, or hf://org/repo@revision, "
+        "s3://bucket/folder, gs://bucket/folder, https://host/folder.",
+    ),
 ]
 Labels = Annotated[
     list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label; repeatable.")
+]
+Digest = Annotated[
+    str | None,
+    typer.Option(
+        "--expected-digest",
+        metavar="DIGEST",
+        help="Refuse any other content: the version's 64 digits, or sha256: and the weights "
+        "file's.",
+    ),
 ]
 IfMatch = Annotated[
     str | None,
@@ -89,7 +104,10 @@ def progress(title: str, *, quiet: bool) -> Iterator[Tell]:
 
 
 def absolute(path: str) -> str:
-    """The server reads the path, from another working folder: what exists here is made absolute."""
+    """The server reads the path, from another working folder: what exists here is made absolute.
+    A URI is the same everywhere."""
+    if is_remote(path):
+        return path
     here = Path(path).expanduser()
     return str(here.resolve()) if here.exists() else path
 

@@ -7,12 +7,16 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
+from lorry.artifacts.remote.policy import AllowedSource, PrivatePlace
 from lorry.config.parse import (
     LoraModule,
+    allowed_source,
     choice,
     many,
     path,
     plain_name,
+    private_place,
+    resolver_pattern,
     seconds,
     size,
     text,
@@ -26,6 +30,7 @@ GIB = 1024**3
 
 CPU_LORAS = 64
 QUEUE_PER_ADAPTER = 1024
+DOWNLOAD_BYTES = 10 * GIB
 """Defaults that follow other settings, see `load_settings`."""
 
 Parser = Callable[[object], object]
@@ -276,6 +281,100 @@ class Settings:
         ),
     )
 
+    # Sources
+    allow_source: tuple[AllowedSource, ...] | None = field(
+        default=None,
+        metadata=_about(
+            allowed_source,
+            "SCHEME://[HOST[/FOLDER]]",
+            "Remote source that adapters may be fetched from: https://*.example.com, s3://bucket, "
+            "hf://org. With it, no other one.",
+            default_text="all public ones; none if `--adapter-root` is given",
+            repeatable=True,
+        ),
+    )
+    private_source: tuple[PrivatePlace, ...] = field(
+        default=(),
+        metadata=_about(
+            private_place,
+            "HOST|NETWORK",
+            "Host, or network such as 10.0.0.0/8, that https:// sources may be fetched from "
+            "although its address is private.",
+            default_text="none",
+            repeatable=True,
+        ),
+    )
+    max_source_bytes: int = field(
+        default=4 * GIB,
+        metadata=_about(
+            size, "SIZE", "Most that a remote adapter's files may have.", default_text="`4GiB`"
+        ),
+    )
+    download_bytes: int = field(
+        default=DOWNLOAD_BYTES,
+        metadata=_about(
+            size,
+            "SIZE",
+            "Disk space for downloads under way, and for parts kept to go on from.",
+            default_text="`10GiB`, or `--max-source-bytes` if that is more",
+        ),
+    )
+    resolver: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            resolver_pattern,
+            "PATTERN",
+            "Source of adapters that nobody registered, loaded on first use; {name} stands for "
+            "the name: s3://bucket/{name}. Several are tried in order.",
+            default_text="none",
+            repeatable=True,
+        ),
+    )
+    resolver_names: int = field(
+        default=1000,
+        metadata=_about(
+            whole(1, 1_000_000),
+            "N",
+            "Names learnt by --resolver that are registered at once; the one unused for longest "
+            "goes.",
+        ),
+    )
+    resolver_rate: int = field(
+        default=60,
+        metadata=_about(
+            whole(1, 100_000),
+            "N",
+            "Unknown names that are looked up a minute; further ones get 429.",
+        ),
+    )
+    resolver_retry: float = field(
+        default=60.0,
+        metadata=_about(
+            seconds(0, 86_400),
+            "SECONDS",
+            "How long a name that was not found, or could not be served, is not looked up again.",
+        ),
+    )
+    adapter_dir: tuple[Path, ...] = field(
+        default=(),
+        metadata=_about(
+            path,
+            "DIR",
+            "Folder of adapters to register and follow: each folder in it is one, by its name.",
+            default_text="none",
+            repeatable=True,
+        ),
+    )
+    adapter_dir_interval: float = field(
+        default=5.0,
+        metadata=_about(
+            seconds(0.1, 3600),
+            "SECONDS",
+            "Between two looks at --adapter-dir; what did not change from one to the next is "
+            "taken.",
+        ),
+    )
+
     # Requests
     max_num_seqs: int = field(
         default=64, metadata=_about(whole(1, 4096), "N", "Sequences computed at the same time.")
@@ -354,6 +453,14 @@ class Settings:
         return self.served_model_name or (self.model.resolve().name.removesuffix(".gguf"),)
 
     @property
+    def allowed_sources(self) -> tuple[AllowedSource, ...] | None:
+        """The allow-list of remote sources; None: all. Who limits folders and says nothing of
+        remote sources wants none."""
+        if self.allow_source is None and self.adapter_root:
+            return ()
+        return self.allow_source
+
+    @property
     def state_folder(self) -> Path | None:
         """The folder of `state`; None when it is a URL."""
         return None if "://" in self.state else Path(self.state).expanduser()
@@ -375,6 +482,7 @@ class Settings:
 PANELS: Mapping[str, str] = {
     "model": "The model",
     "lora_modules": "Adapters",
+    "allow_source": "Sources",
     "max_num_seqs": "Requests",
     "host": "The server",
 }

@@ -1,7 +1,9 @@
 """From the one `Settings` to what each layer wants to be told."""
 
+from lorry.artifacts.remote.policy import SourcePolicy
 from lorry.config.fields import Settings
 from lorry.engines.embedded.settings import EmbeddedSettings
+from lorry.lifecycle.learning import LearningLimits
 from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
 from lorry.server.settings import ServerSettings
 from lorry.supervisor.settings import SupervisorSettings
@@ -52,6 +54,25 @@ def supervisor_settings(settings: Settings) -> SupervisorSettings:
         adapter_roots=settings.adapter_root,
         drain_timeout_s=settings.drain_timeout,
         load_timeout_s=settings.load_timeout,
+        resolvers=settings.resolver,
+        learning=LearningLimits(
+            names_max=settings.resolver_names,
+            lookups_per_minute=settings.resolver_rate,
+            retry_ms=round(settings.resolver_retry * 1000),
+        ),
+        adapter_dirs=settings.adapter_dir,
+        adapter_dir_interval_s=settings.adapter_dir_interval,
+    )
+
+
+def source_policy(settings: Settings) -> SourcePolicy:
+    """For what is fetched from elsewhere."""
+    return SourcePolicy(
+        allowed=settings.allowed_sources,
+        private=settings.private_source,
+        source_bytes_max=settings.max_source_bytes,
+        download_bytes_max=settings.download_bytes,
+        fetch_timeout_s=settings.load_timeout,
     )
 
 

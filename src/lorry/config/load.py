@@ -13,11 +13,24 @@ import dataclasses
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lorry.config.fields import CPU_LORAS, PREFIX, QUEUE_PER_ADAPTER, Settings, SettingSpec, specs
+from lorry.artifacts.remote.policy import SourcePolicy
+from lorry.artifacts.remote.uri import is_remote, parse_uri, redact
+from lorry.artifacts.sources import require_inside
+from lorry.config.fields import (
+    CPU_LORAS,
+    DOWNLOAD_BYTES,
+    PREFIX,
+    QUEUE_PER_ADAPTER,
+    Settings,
+    SettingSpec,
+    specs,
+)
+from lorry.errors import Forbidden
+from lorry.lifecycle.learning import NAME_FIELD
 
 OWN_VARIABLES = frozenset({"LORRY_URL", "LORRY_CONFIG", "LORRY_PEERS"})
 """Variables that are no settings of the server."""
@@ -83,6 +96,8 @@ def _follow_others(values: dict[str, Any]) -> None:
         values["max_cpu_loras"] = max(CPU_LORAS, values["max_loras"])
     if "max_queue_per_adapter" not in values and "max_queue" in values:
         values["max_queue_per_adapter"] = min(QUEUE_PER_ADAPTER, values["max_queue"])
+    if "download_bytes" not in values and "max_source_bytes" in values:
+        values["download_bytes"] = max(DOWNLOAD_BYTES, values["max_source_bytes"])
 
 
 def _look_up(
@@ -181,7 +196,36 @@ def _contradictions(settings: Settings, places: Mapping[str, str]) -> list[Mista
                 "is a database URL, so the disk cache needs a folder of its own: set --disk-cache",
             )
         )
+    if settings.download_bytes < settings.max_source_bytes:
+        found.append(
+            Mistake(
+                at("download_bytes"),
+                f"is {settings.download_bytes}, less than max_source_bytes "
+                f"{settings.max_source_bytes} ({at('max_source_bytes')})",
+            )
+        )
+    found += _forbidden_sources(settings, at)
     return found + _clashing_names(settings, at("lora_modules"), at("lora_paths"))
+
+
+def _forbidden_sources(settings: Settings, at: Callable[[str], str]) -> list[Mistake]:
+    """Places to take adapters from that other settings do not let anybody take them from."""
+    found = []
+    policy = SourcePolicy(allowed=settings.allowed_sources)
+    for pattern in settings.resolver:
+        try:
+            if is_remote(pattern):
+                policy.check(parse_uri(pattern.replace(NAME_FIELD, "name")))
+        except Forbidden:
+            what = f"{redact(pattern)} is not among the allowed sources; add it to --allow-source"
+            found.append(Mistake(at("resolver"), what))
+    for folder in settings.adapter_dir:
+        try:
+            require_inside(folder.resolve(), settings.adapter_root, shown=str(folder))
+        except Forbidden:
+            what = f"{folder} lies outside every --adapter-root; add it there"
+            found.append(Mistake(at("adapter_dir"), what))
+    return found
 
 
 def _clashing_names(settings: Settings, modules: str, paths: str) -> list[Mistake]:

@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lorry.artifacts.names import check_adapter_name
+from lorry.artifacts.remote.policy import AllowedSource, PrivatePlace
+from lorry.artifacts.remote.uri import is_remote, parse_uri, redact
 from lorry.errors import LorryError
+from lorry.lifecycle.learning import NAME_FIELD
 
 UNITS: Mapping[str, int] = {
     "": 1,
@@ -41,6 +44,32 @@ def plain_name(value: object) -> str:
     except LorryError as error:
         raise ValueError(error.message) from None
     return name
+
+
+def allowed_source(value: object) -> AllowedSource:
+    """An entry of the allow-list of remote sources."""
+    return AllowedSource.parse(text(value))
+
+
+def private_place(value: object) -> PrivatePlace:
+    """A host or network that is reached although it is private."""
+    return PrivatePlace.parse(text(value))
+
+
+def resolver_pattern(value: object) -> str:
+    """A source with `{name}` in it, once and behind the host."""
+    pattern = text(value)
+    if pattern.count(NAME_FIELD) != 1:
+        raise ValueError(f"must hold {NAME_FIELD} once, not {redact(pattern)!r}")
+    try:
+        if is_remote(pattern):
+            parse_uri(pattern.replace(NAME_FIELD, "name"))
+    except LorryError as error:
+        raise ValueError(error.message) from None
+    scheme, _, rest = pattern.rpartition("://")
+    if scheme and NAME_FIELD in rest.partition("/")[0]:
+        raise ValueError(f"must have {NAME_FIELD} behind the host, not {redact(pattern)!r}")
+    return pattern
 
 
 def choice(*allowed: str) -> Callable[[object], str]:

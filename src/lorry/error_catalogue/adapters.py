@@ -69,6 +69,11 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "There is no folder {}.",
             "The folder {} cannot be reached: {}.",
             "The folder {} of adapter {} is gone.",
+            "There is no adapter at '{}'.",
+            "There is no adapter at '{}': it has no {}.",
+            "There is no '{}'.",
+            "The hub has no '{}', or it is private and HF_TOKEN does not open it.",
+            "'{}' cannot be fetched: HTTP {}.",
             "Loading lora {} failed: No adapter found for {}: {}",
             "The files of '{}' came with a request ({}) and are not kept on the disk any more; "
             "send them again.",
@@ -79,11 +84,13 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "The adapter's source is no folder that the server can reach.",
             "The adapter came with a request, and its copy on the disk is gone or, with "
             "durable=false, was never written.",
+            "A remote source has no adapter_config.json, or does not exist.",
         ),
         situations=(
             "The path is one of the client's machine or of another container.",
             "The trainer has not finished writing, or a volume is not mounted.",
             "A relative path was given; it is read from the server's working folder.",
+            "The URI names a file, or a folder above the adapter's.",
         ),
         solutions=(
             "Give the absolute path as the server sees it.",
@@ -142,6 +149,9 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "{} is not a folder; give the folder {}.",
             "{} is not a regular file; put the file itself into the folder.",
             "'{}' cannot be read: {}",
+            "'{}' has more than {} bytes, expected at most that many; raise {}.",
+            "A file of '{}' has more than {} bytes; shorten it.",
+            "{} of '{}' has the SHA-256 {}, expected {} as its host says; {}",
             "The snapshot of '{}' is gone, and {} holds another version now ({}, not {}); {}",
         ),
         severity=Severity.WARNING,
@@ -177,6 +187,9 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "{} requests run or wait already.",
             "{} requests are waiting, {} of them for '{}'.",
             "{} operations on '{}' are waiting already.",
+            "More than {} unknown names a minute are asked for (--resolver-rate).",
+            "{} unknown names are being looked up already.",
+            "{} names are learnt (--resolver-names), and all are in use.",
         ),
         severity=Severity.WARNING,
         retry=RetryPattern.BACKOFF,
@@ -184,6 +197,7 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "As many requests wait for adapters as --max-queue or --max-queue-per-adapter allows.",
             "As many requests run as the server follows at once.",
             "Too many admin calls queue for one name.",
+            "Requests name more unknown adapters than --resolver-rate lets be looked up.",
         ),
         situations=(
             "A burst of traffic goes to adapters that are not resident.",
@@ -213,6 +227,7 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "Uploads under way take {} of {} bytes of memory (--max-upload-bytes), so there is no "
             "room for {} more now.",
             "{} does not fit into memory after {} bytes ({}).",
+            "A download of {} bytes does not fit beside those under way ({} bytes) into {}",
         ),
         severity=Severity.WARNING,
         retry=RetryPattern.BACKOFF,
@@ -223,6 +238,7 @@ ADAPTERS: Mapping[type[er.LorryError], Words] = {
             "Adapters that come with requests would take more memory than --max-upload-bytes.",
             "A replace finds no room for the old version and the new one together.",
             "The disk cache is full of snapshots that are in use.",
+            "Downloads under way take all of --download-bytes.",
         ),
         situations=(
             "More adapters are in use at once than fit, each with long answers.",

@@ -8,10 +8,11 @@ from typing import Any
 from lorry.error_catalogue.adapters import ADAPTERS
 from lorry.error_catalogue.requests import REQUESTS
 from lorry.error_catalogue.server import SERVER
+from lorry.error_catalogue.sources import SOURCES
 from lorry.error_catalogue.words import Words
 from lorry.errors import LorryError
 
-WORDS: Mapping[type[LorryError], Words] = {**REQUESTS, **ADAPTERS, **SERVER}
+WORDS: Mapping[type[LorryError], Words] = {**REQUESTS, **ADAPTERS, **SOURCES, **SERVER}
 """The texts of each class."""
 
 TYPES: Mapping[int, str] = {

@@ -94,13 +94,22 @@ REQUESTS: Mapping[type[er.LorryError], Words] = {
         tags=("security", "key", "caller"),
     ),
     er.Forbidden: Words(
-        patterns=("{} leads outside the folders that adapters may be loaded from.",),
+        patterns=(
+            "{} leads outside the folders that adapters may be loaded from.",
+            "The source '{}' is not among those that adapters may be fetched from.",
+            "The host '{}' has a private address, which sources are not fetched from.",
+            "'{}' redirects to {}://, which is not followed.",
+            "Sources are not fetched from sockets.",
+            "HF_HUB_OFFLINE is set, so nothing is fetched from the hub.",
+        ),
         severity=Severity.WARNING,
         retry=RetryPattern.AFTER_CHANGE,
         triggers=(
             "The source of a load or check lies, with all links followed, outside every "
             "--adapter-root.",
             "A file in the adapter's folder is a link that leads outside.",
+            "A remote source is not in --allow-source, or its host, or one that it redirects to, "
+            "has a private address that no --private-source names.",
         ),
         situations=(
             "A path was given relative to another working folder than the server's.",
@@ -110,6 +119,8 @@ REQUESTS: Mapping[type[er.LorryError], Words] = {
         solutions=(
             "Copy the adapter, not links to it, below one of the --adapter-root folders.",
             "Start the server with a further --adapter-root for the place where it is.",
+            "For a remote source: a further --allow-source, or --private-source for a host of "
+            "your own network.",
         ),
         handling="Do not try again; the operator decides what may be read.",
         prevention=("Let trainers write into a folder below an --adapter-root.",),

@@ -140,6 +140,7 @@ SERVER: Mapping[type[er.LorryError], Words] = {
     ),
     er.StorageFailed: Words(
         patterns=(
+            "'{}' cannot be kept on the disk: {}; free space, {}",
             "The state {} {}",
             "The state's database needs a driver that is not installed ({}); install it.",
             "The store is closed; open it again.",

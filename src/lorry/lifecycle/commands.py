@@ -18,6 +18,8 @@ class Fetch:
     source: str
     expected: VersionId | None = None
     """The version it has to be; None when any will do."""
+    digest: str | None = None
+    """As `LoadAsked.digest`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class LoadAsked:
     strategy: Strategy = Strategy.BESIDE
     known: VersionSpec | None = None
     """Set for a rollback: the snapshot is on disk already."""
+    digest: str | None = None
+    """What the content has to be; whoever fetches it understands the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,9 @@ class Fetched:
 
     operation: OperationId
     spec: VersionSpec
+    source: str | None = None
+    """Where the same can be fetched again, when that is not what was asked for: a branch became a
+    commit, a signed address lost its signature."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from lorry.errors import (
     OperationCancelled,
     QueueFull,
     RequestAborted,
+    SourceUnreachable,
 )
 from lorry.ids import AdapterName, OperationId, VersionId, short
 from lorry.lifecycle import commands as cm
@@ -126,7 +127,7 @@ def begin_load(world: World, asked: Asked, request: ev.LoadAsked, adapter: Adapt
         return
     asked.phase = Phase.FETCHING
     asked.open = world.open(Opened("fetch", asked=asked.id))
-    world.emit(cm.Fetch(asked.open, asked.name, request.source))
+    world.emit(cm.Fetch(asked.open, asked.name, request.source, digest=request.digest))
 
 
 def begin_unload(world: World, asked: Asked, request: ev.UnloadAsked, adapter: Adapter) -> None:
@@ -212,7 +213,7 @@ def _change(asked: Asked, operation: OperationId, adapter: Adapter | None) -> cm
     match request:
         case ev.LoadAsked():
             action = "rollback" if request.known else "replace" if adapter else "register"
-            source, pinned = request.source, asked.pinned
+            source, pinned = asked.source, asked.pinned
             labels, change = request.labels, request.settings
             return cm.Commit(operation, action, asked.name, version, source, pinned, labels, change)
         case ev.UnloadAsked(idle_ms=idle_ms):
@@ -320,6 +321,8 @@ def _out_of_time(world: World, asked: Asked) -> LorryError:
         return EngineUnreachable(f"{message} The engine is down.")
     if asked.phase in (Phase.ROOM, Phase.QUEUED):
         return CapacityExhausted(message)
+    if asked.phase is Phase.FETCHING:
+        return SourceUnreachable(message, param="source")
     return EngineTimeout(message)
 
 
@@ -414,7 +417,7 @@ def _publish(world: World, asked: Asked, request: ev.LoadAsked) -> None:
         Adapter(
             asked.name,
             asked.spec,
-            request.source,
+            asked.source,
             asked.pinned,
             former=former,
             idle_ms=idle_ms,

@@ -146,6 +146,8 @@ class Asked:
     """What an unload has to wait for beside `spec`: see `Adapter.former`."""
     open: OperationId | None = None
     """Its fetch or commit that is under way."""
+    fetched_from: str | None = None
+    """As `Fetched.source`."""
 
     @property
     def id(self) -> OperationId:
@@ -156,6 +158,12 @@ class Asked:
     def name(self) -> AdapterName:
         """The adapter it is about."""
         return self.request.name
+
+    @property
+    def source(self) -> str:
+        """Where its version comes from; "" when it brings none."""
+        asked = self.request.source if isinstance(self.request, ev.LoadAsked) else ""
+        return self.fetched_from or asked
 
     @property
     def drains_first(self) -> bool:

@@ -13,8 +13,8 @@ from lorry.lifecycle.world import World
 def report(world: World, event: ev.Event) -> None:
     """An answer to a command: believed once, and only while the command is open."""
     match event:
-        case ev.Fetched(operation, spec):
-            fetched(world, operation, spec)
+        case ev.Fetched(operation, spec, source):
+            fetched(world, operation, spec, source)
         case ev.FetchFailed(operation, error):
             fetch_failed(world, operation, error)
         case ev.Loaded(operation):
@@ -44,7 +44,9 @@ def residency_of(world: World, opened: Opened | None) -> Residency | None:
     return world.residencies[opened.residency]
 
 
-def fetched(world: World, operation: OperationId, spec: ev.VersionSpec) -> None:
+def fetched(
+    world: World, operation: OperationId, spec: ev.VersionSpec, source: str | None = None
+) -> None:
     """A snapshot is on disk."""
     opened = world.take_opened(operation, "fetch")
     if opened is None:
@@ -58,7 +60,7 @@ def fetched(world: World, operation: OperationId, spec: ev.VersionSpec) -> None:
     if residency is None:
         asked = operations.find(world, opened.asked)
         if asked is not None:
-            asked.open = None
+            asked.open, asked.fetched_from = None, source
             operations.take_spec(world, asked, spec)
 
 

@@ -185,12 +185,11 @@ def _asked_needs(world: World) -> Iterator[Need]:
         old = world.adapters.get(asked.name)
         old_version = old.spec.version if old is not None else None
         first = asked.drains_first
-        source = asked.request.source if isinstance(asked.request, ev.LoadAsked) else ""
         yield Need(
             asked.began_ms,
             asked.spec,
             asked.name,
-            source or (old.source if old is not None else ""),
+            asked.source or (old.source if old is not None else ""),
             spares=None if first else old_version,
             drains=old_version if first else None,
         )

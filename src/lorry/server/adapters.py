@@ -24,6 +24,15 @@ Caller = Annotated[Service, Depends(service_of)]
 IfMatch = Annotated[str | None, Header(alias="If-Match")]
 Wait = Annotated[bool, Query(description="false: answer 202 with an operation at once")]
 
+SOURCE = (
+    "A folder on the server's machine, hf://org/repo@revision, s3://bucket/folder, "
+    "gs://bucket/folder or https://host/folder."
+)
+DIGEST = (
+    "What the content must be, else 422: the version (64 hex digits), or 'sha256:' and the SHA-256 "
+    "of adapter_model.safetensors."
+)
+
 LABELS_MAX = 64
 VERSION_DIGITS_MIN = 12
 Labels = dict[
@@ -35,9 +44,17 @@ class PutAdapter(SettingsFields):
     """PUT /v1/adapters/{name}: settings that are left out stay as they were, or as they are for
     nobody."""
 
-    model_config = ConfigDict(extra="forbid")
-    source: str = Field(min_length=1)
-    """Folder on the server's machine."""
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"source": "/adapters/legal", "pinned": True},
+                {"source": "hf://acme/legal-lora@v2"},
+                {"source": "s3://adapters/legal", "expected_digest": "sha256:" + "9f" * 32},
+            ]
+        },
+    )
+    source: str = Field(min_length=1, description=SOURCE)
     pinned: bool | None = None
     """null: as it was, or not pinned."""
     labels: Labels | None = Field(default=None, max_length=LABELS_MAX)
@@ -46,6 +63,7 @@ class PutAdapter(SettingsFields):
     load: bool = True
     """false: register only; the first request loads it."""
     strategy: Literal["beside", "drain-first"] = "beside"
+    expected_digest: str | None = Field(default=None, description=DIGEST)
 
 
 class PatchAdapter(SettingsFields):
@@ -110,6 +128,7 @@ async def put_adapter(
             settings=settings,
             load=body.load,
             strategy=body.strategy,
+            expected_digest=body.expected_digest,
         )
     )
     return await _done(service, operation, wait=wait, status=200 if known else 201)

@@ -24,7 +24,7 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a chat with the base model or an adapter, by its chat template or else the base's."""
     _check(request)
-    target = service.target(request.model, request.lora_path)
+    target = await service.find(request.model, request.lora_path)
     prompt = await chat_prompt(
         service,
         target,

@@ -6,8 +6,10 @@ from fastapi import Depends
 from pydantic import BaseModel, ConfigDict, Field
 
 from lorry.artifacts.checking import facts
+from lorry.artifacts.remote.uri import redact
 from lorry.ids import short
 from lorry.lifecycle.forecast import Forecast, Victim
+from lorry.server.adapters import SOURCE
 from lorry.server.service import Service, service_of
 
 Caller = Annotated[Service, Depends(service_of)]
@@ -18,10 +20,14 @@ class CheckAdapter(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"examples": [{"source": "/adapters/legal", "name": "legal"}]},
+        json_schema_extra={
+            "examples": [
+                {"source": "/adapters/legal", "name": "legal"},
+                {"source": "hf://acme/legal-lora@v2"},
+            ]
+        },
     )
-    source: str = Field(min_length=1)
-    """Folder on the server's machine."""
+    source: str = Field(min_length=1, description=SOURCE)
     name: str | None = None
     """The name that it would be loaded as; null: one that is free."""
 
@@ -34,7 +40,7 @@ async def check_adapter(body: CheckAdapter, service: Caller) -> dict[str, Any]:
     return {
         "object": "adapter.check",
         "ok": view.report.ok,
-        "source": body.source,
+        "source": redact(body.source),
         "name": body.name,
         "problems": [problem.as_json() for problem in view.report.problems],
         **(facts(manifest) if manifest is not None else {}),

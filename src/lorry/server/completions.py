@@ -24,7 +24,7 @@ async def create_completion(
 ) -> Response:
     """Continue one or several prompts with the base model or an adapter."""
     _check(request)
-    targets = _targets(service, request)
+    targets = await _targets(service, request)
     given = await completion_prompts(service, request)
     targets = _one_each(request, targets, len(given))
     prompt_top = request.prompt_logprobs
@@ -46,11 +46,11 @@ async def create_completion(
     return await respond(service, http, job, _Shape(job, request), stream=bool(request.stream))
 
 
-def _targets(service: Service, request: CompletionRequest) -> list[Target]:
+async def _targets(service: Service, request: CompletionRequest) -> list[Target]:
     """What is asked for: one for all prompts, or as many as `lora_path` lists."""
     paths = request.lora_path
     listed = paths if isinstance(paths, list) else [paths]
-    return [service.target(request.model, path) for path in listed]
+    return [await service.find(request.model, path) for path in listed]
 
 
 def _one_each(request: CompletionRequest, targets: list[Target], prompts: int) -> list[Target]:

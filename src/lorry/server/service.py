@@ -63,6 +63,42 @@ class Service:
         rests = (model.removeprefix(base) for base in bases if model.startswith(base))
         return self._find(model, (model, *rests), "model")
 
+    async def find(self, model: str, lora_path: str | None = None) -> Target:
+        """As `target`, for requests that want tokens: a name that nobody registered is looked up
+        where the resolvers say. Raises also why it cannot be served."""
+        try:
+            found = self.target(model, lora_path)
+        except AdapterUnloading:
+            raise
+        except AdapterNotFound:
+            is_base = model in self.settings.served_model_names
+            wanted = lora_path if is_base and lora_path is not None else model
+            name = self._learnable(wanted)
+            if name is None:
+                raise
+            await self._learn(name, wanted)
+            found = self.target(model, lora_path)
+        if found.name is not None:
+            self.supervisor.used(found.name)
+        return found
+
+    async def find_adapter(self, name: str) -> Target:
+        """As `adapter_target`, with a look-up."""
+        return await self.find(self.settings.base_name, name)
+
+    async def _learn(self, name: str, model: str) -> None:
+        try:
+            await self.supervisor.learn(name)
+        except AdapterNotFound as error:
+            raise self._unknown(model, error.param or "model") from error
+
+    def _learnable(self, model: str) -> str | None:
+        """The name to look up, of those that `model` may mean."""
+        bases = (f"{base}:" for base in self.settings.served_model_names)
+        rests = (model.removeprefix(base) for base in bases if model.startswith(base))
+        names = (name for name in (model, *rests) if self.supervisor.learnable(name))
+        return next(names, None)
+
     def adapter_target(self, name: str) -> Target:
         """The adapter that a field beside `model` names; the base has no name there, and is not
         what an empty one means. Raises `AdapterNotFound`, `RequestInvalid`."""
@@ -83,7 +119,10 @@ class Service:
             except AdapterNotFound:
                 continue
             return Target(model, found, version)
-        raise AdapterNotFound(
+        raise self._unknown(model, param)
+
+    def _unknown(self, model: str, param: str) -> AdapterNotFound:
+        return AdapterNotFound(
             f"The model `{model}` does not exist. The base model here is "
             f"`{self.settings.base_name}`; GET /v1/models lists the adapters.",
             param=param,

@@ -8,16 +8,17 @@ from pathlib import PurePath
 import anyio
 from anyio import to_thread
 
-from lorry.artifacts.checking import Report, check_folder, problems_of
+from lorry.artifacts.checking import Report, check_source, problems_of
 from lorry.artifacts.names import check_adapter_name
-from lorry.artifacts.sources import resolve_local
+from lorry.artifacts.remote.fetcher import Fetcher
+from lorry.artifacts.remote.uri import redact
 from lorry.engine import EngineCapabilities
-from lorry.errors import AdapterConflict, AdapterInvalid, LorryError, RequestInvalid, SourceNotFound
+from lorry.errors import AdapterConflict, LorryError, RequestInvalid
 from lorry.ids import AdapterName
 from lorry.lifecycle.events import VersionSpec
 from lorry.lifecycle.fleet import Fleet
 from lorry.lifecycle.forecast import Forecast, forecast
-from lorry.supervisor.settings import SupervisorSettings
+from lorry.supervisor.sources import Fetching, stopping
 
 CHECKS_MAX = 2
 """Folders read for dry runs at once. They have threads of their own, so that no load waits for a
@@ -36,12 +37,10 @@ class CheckView:
 class Checker:
     """Makes dry runs for one fleet."""
 
-    def __init__(
-        self, fleet: Fleet, settings: SupervisorSettings, base_names: Collection[str]
-    ) -> None:
+    def __init__(self, fleet: Fleet, fetcher: Fetcher, base_names: Collection[str]) -> None:
         """`base_names` no adapter may have."""
         self._fleet = fleet
-        self._settings = settings
+        self._fetcher = fetcher
         self._base_names = base_names
         self._threads = anyio.CapacityLimiter(CHECKS_MAX)
 
@@ -51,10 +50,12 @@ class Checker:
         """Every problem that a load of `source` as `name` (None: any free name) would meet. Raises
         `Forbidden` and `RequestInvalid` for a source that may not be read or is none."""
         problems = self._name_problems(name)
-        called = name or PurePath(source).name or source
-        report = await to_thread.run_sync(
-            self._judge, source, called, capabilities, limiter=self._threads
-        )
+        called = name or PurePath(redact(source)).name or redact(source)
+        fetching = Fetching()
+        async with stopping(fetching):
+            report = await to_thread.run_sync(
+                self._judge, source, called, capabilities, fetching, limiter=self._threads
+            )
         room = None
         if report.manifest is not None:
             spec = VersionSpec(report.manifest.version, report.manifest.host_bytes)
@@ -63,15 +64,17 @@ class Checker:
         found = [problem for error in problems for problem in problems_of(error)]
         return CheckView(replace(report, problems=(*report.problems, *found)), room)
 
-    def _judge(self, source: str, called: str, capabilities: EngineCapabilities) -> Report:
+    def _judge(
+        self, source: str, called: str, capabilities: EngineCapabilities, fetching: Fetching
+    ) -> Report:
         """In a worker thread."""
-        roots = self._settings.adapter_roots
-        try:
-            folder = resolve_local(source, roots)
-        except (AdapterInvalid, SourceNotFound) as error:
-            return Report(None, problems_of(error))
-        return check_folder(
-            called, folder, capabilities.base, capabilities.max_lora_rank, roots=roots
+        return check_source(
+            called,
+            source,
+            self._fetcher,
+            capabilities.base,
+            capabilities.max_lora_rank,
+            cancelled=fetching.stop.is_set,
         )
 
     def _name_problems(self, name: str | None) -> list[LorryError]:

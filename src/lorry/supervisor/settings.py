@@ -1,7 +1,9 @@
 """What the supervisor is told at its start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from lorry.lifecycle.learning import LearningLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,13 @@ class SupervisorSettings:
     """How long a started engine may take to say that it is up."""
     shutdown_s: float = 10.0
     """How long the end waits for running requests and admin calls."""
+    resolvers: tuple[str, ...] = ()
+    """Sources with `{name}` in them, in which unknown names are looked up, in this order."""
+    learning: LearningLimits = field(default_factory=LearningLimits)
+    adapter_dirs: tuple[Path, ...] = ()
+    """Folders of adapters that are registered and followed."""
+    adapter_dir_interval_s: float = 5.0
+    """Between two looks at each of them."""
     operations_kept: int = 1024
     """Ended admin calls that can still be asked about."""
     changes_kept: int = 1024

@@ -6,10 +6,10 @@ report; only a bug of ours ends the server.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 import anyio
 import anyio.abc
@@ -18,8 +18,8 @@ from anyio import to_thread
 
 from lorry.artifacts.cache import DiskCache
 from lorry.artifacts.parcels import Parcel, came_with_a_request
-from lorry.artifacts.snapshot import Snapshot
-from lorry.artifacts.sources import resolve_local
+from lorry.artifacts.remote.fetcher import Fetcher
+from lorry.artifacts.remote.uri import redact
 from lorry.clock import Clock
 from lorry.engine import Engine, EngineDown, LoraVersion
 from lorry.errors import (
@@ -35,17 +35,16 @@ from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
 from lorry.lifecycle.fleet import Fleet
 from lorry.lifecycle.invariants import check
+from lorry.lifecycle.records import Phase
 from lorry.supervisor.book import Book
 from lorry.supervisor.changes import Changes
 from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import ABORT_S, Request
 from lorry.supervisor.settings import SupervisorSettings
+from lorry.supervisor.sources import Fetched, Fetching, Sources, stopping
 from lorry.supervisor.uploads import Uploads
 
 log = logging.getLogger(__name__)
-
-FETCHES_MAX = 4
-"""Snapshots made at once; more would share one disk and finish no sooner."""
 
 TIMES_KEPT = 1000
 
@@ -59,6 +58,7 @@ class Shell:
         engines: Mapping[ReplicaId, Engine],
         registry: Registry,
         cache: DiskCache,
+        fetcher: Fetcher,
         settings: SupervisorSettings,
         clock: Clock,
     ) -> None:
@@ -67,6 +67,8 @@ class Shell:
         self.engines = engines
         self.registry = registry
         self.cache = cache
+        self.fetcher = fetcher
+        self.sources = Sources(fetcher, cache)
         self.settings = settings
         self.clock = clock
         self.book = Book(settings.operations_kept, self._progress)
@@ -78,8 +80,7 @@ class Shell:
         self.up_changed = anyio.Event()
         self._ended = anyio.Event()
         self._losses: dict[ReplicaId, int] = dict.fromkeys(engines, 0)
-        self._fetching: dict[AdapterName, threading.Event] = {}
-        self._disk_threads = anyio.CapacityLimiter(FETCHES_MAX)
+        self._fetching: dict[AdapterName, Fetching] = {}
         self._store_thread = anyio.CapacityLimiter(1)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._timer_set: int | None = None
@@ -130,6 +131,10 @@ class Shell:
             case cm.Purge(version):
                 self._spawn(self.uploads.drop, version)
 
+    def spawn(self, task: Callable[..., object], *arguments: object) -> None:
+        """Begin a task that lives as long as the supervisor at most."""
+        self._spawn(task, *arguments)
+
     def _spawn(self, task: Callable[..., object], *arguments: object) -> None:
         assert self._tasks is not None, "the supervisor has not been entered"
         self._tasks.start_soon(task, *arguments)  # type: ignore[arg-type]
@@ -138,19 +143,30 @@ class Shell:
         queue = self.fleet.world.asked.get(name)
         if not queue:
             return "", None
+        fetching = self._fetching.get(name)
+        if queue[0].phase is Phase.FETCHING and fetching is not None and fetching.total:
+            return f"{queue[0].phase} {fetching}", None
         return queue[0].phase, queue[0].spec.version if queue[0].spec is not None else None
 
     def _end_operation(self, operation: OperationId, error: LorryError | None) -> None:
         view = self.book.view(operation)
         self.book.end(operation, error, self.clock.wall_s())
-        stop = self._fetching.pop(view.name, None)
-        if stop is not None:
-            stop.set()
+        self._stop_unwanted_fetch(view.name)
         for version in self.uploads.end(operation):
             self._spawn(self.uploads.copy, version)
         if view.version is not None:
             self._forget(view.version)
         self._tell_ended()
+
+    def _stop_unwanted_fetch(self, name: AdapterName) -> None:
+        """End a fetch whose call has ended; another call's end, of the same name, is none of its
+        business."""
+        fetching = self._fetching.get(name)
+        queue = self.fleet.world.asked.get(name)
+        if fetching is None or (queue and queue[0].open == fetching.operation):
+            return
+        del self._fetching[name]
+        fetching.cancel()
 
     def leave(self, ticket: TicketId) -> None:
         """A request's context is over."""
@@ -194,68 +210,62 @@ class Shell:
         request.release()
 
     async def _fetch(self, command: cm.Fetch) -> None:
-        stop = threading.Event()
+        fetching = Fetching(command.operation)
         if command.expected is None:
-            self._fetching[command.name] = stop
+            self._fetching[command.name] = fetching
         parcel = self.uploads.find(command.source)
-        in_memory = parcel is not None and parcel.in_memory
         try:
-            work = partial(self._snapshot, command, stop, parcel)
-            threads = self.uploads.judging if in_memory else self._disk_threads
-            snapshot = await to_thread.run_sync(work, limiter=threads)
+            fetched = await self._snapshot(command, fetching, parcel)
         except LorryError as error:
             self.feed(ev.FetchFailed(command.operation, error))
             return
         except Exception as error:
-            log.exception("snapshot of %s", command.source)
-            failure = AdapterInvalid(f"'{command.name}' cannot be read: {error!r}")
+            source = redact(command.source)
+            log.error("snapshot of %s: %s", source, type(error).__name__, exc_info=_frames(error))
+            failure = AdapterInvalid(f"'{command.name}' cannot be read: {type(error).__name__}.")
             self.feed(ev.FetchFailed(command.operation, failure))
             return
-        version = snapshot.manifest.version
+        version = fetched.snapshot.manifest.version
         if command.expected is not None and version != command.expected:
             message = (
-                f"The snapshot of '{command.name}' is gone, and {command.source} holds another "
+                f"The snapshot of '{command.name}' is gone, and {fetched.source} holds another "
                 f"version now ({short(version)}, not {short(command.expected)}); load it again."
             )
             self.feed(ev.FetchFailed(command.operation, AdapterInvalid(message)))
             return
-        self.registry.manifests[version] = snapshot.manifest
+        self.registry.manifests[version] = fetched.snapshot.manifest
         if parcel is not None and self.uploads.fetched(command.name, parcel, version):
             self._spawn(self.uploads.copy, version)
-        spec = ev.VersionSpec(version, snapshot.manifest.host_bytes)
-        self.feed(ev.Fetched(command.operation, spec))
+        spec = ev.VersionSpec(version, fetched.snapshot.manifest.host_bytes)
+        self.feed(ev.Fetched(command.operation, spec, fetched.source))
         for asked in tuple(self.fleet.world.asked.get(command.name, ()))[:1]:
             self.book.view(asked.id)  # takes note of the version while the call is under way
 
-    def _snapshot(
-        self, command: cm.Fetch, stop: threading.Event, parcel: Parcel | None
-    ) -> Snapshot:
-        """In a worker thread."""
-        capabilities = next(iter(self.engines.values())).capabilities()
+    async def _snapshot(
+        self, command: cm.Fetch, fetching: Fetching, parcel: Parcel | None
+    ) -> Fetched:
+        """Of what came with the request, or of what the source names."""
+        can = next(iter(self.engines.values())).capabilities()
         if parcel is not None:
-            limits = capabilities.base, capabilities.max_lora_rank
-            return parcel.snapshot(command.name, self.cache, *limits, stop.is_set)
+            limits = can.base, can.max_lora_rank
+            work = partial(parcel.snapshot, command.name, self.cache, *limits, fetching.stop.is_set)
+            threads = self.uploads.judging if parcel.in_memory else self.sources.disk_threads
+            async with stopping(fetching):
+                snapshot = await to_thread.run_sync(work, limiter=threads)
+            return Fetched(snapshot, command.source)
         if came_with_a_request(command.source):
             raise SourceNotFound(
                 f"The files of '{command.name}' came with a request ({command.source}) and are not "
                 "kept on the disk any more; send them again."
             )
-        folder = resolve_local(command.source, self.settings.adapter_roots)
-        return self.cache.snapshot(
-            command.name,
-            folder,
-            capabilities.base,
-            capabilities.max_lora_rank,
-            cancelled=stop.is_set,
-            roots=self.settings.adapter_roots,
-        )
+        return await self.sources.snapshot(command, can, fetching)
 
     async def _load(self, command: cm.Load) -> None:
         began_ms = self.clock.now_ms()
         try:
             with self.uploads.reading(command.version) as memory:
                 path = memory or await to_thread.run_sync(
-                    self.cache.open, command.version, limiter=self._disk_threads
+                    self.cache.open, command.version, limiter=self.sources.disk_threads
                 )
                 if path is None:
                     error: LorryError = StorageFailed(f"The snapshot of '{command.name}' is gone.")
@@ -334,7 +344,7 @@ class Shell:
 
     async def _purge(self, version: VersionId) -> None:
         try:
-            await to_thread.run_sync(self.cache.remove, version, limiter=self._disk_threads)
+            await to_thread.run_sync(self.cache.remove, version, limiter=self.sources.disk_threads)
         except LorryError as error:
             log.warning("purge of %s: %s", short(version), error)
 
@@ -390,6 +400,11 @@ class Shell:
             if self.clock.now_ms() >= due:
                 self.feed(ev.TimerDue())
                 await anyio.lowlevel.checkpoint()
+
+
+def _frames(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
+    """A bug's place without its words, which may hold what a stranger or a credential said."""
+    return RuntimeError, RuntimeError(type(error).__name__), error.__traceback__
 
 
 def _timeout(what: str, problem: BaseException) -> EngineTimeout:

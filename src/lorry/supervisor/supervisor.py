@@ -19,9 +19,12 @@ from lorry.adapter_settings import (
     milliseconds,
 )
 from lorry.artifacts.cache import DiskCache
+from lorry.artifacts.digests import Digest
 from lorry.artifacts.memory import remove_abandoned
 from lorry.artifacts.names import check_adapter_name
-from lorry.artifacts.parcels import Parcel
+from lorry.artifacts.parcels import Parcel, came_with_a_request
+from lorry.artifacts.remote.fetcher import DOWNLOADS, Fetcher
+from lorry.artifacts.remote.policy import SourcePolicy
 from lorry.artifacts.snapshot import Manifest
 from lorry.clock import Clock, SystemClock
 from lorry.engine import (
@@ -36,6 +39,7 @@ from lorry.errors import AdapterNotFound, EngineUnreachable, ShuttingDown
 from lorry.ids import AdapterName, OperationId, ReplicaId, TicketId, VersionId, short
 from lorry.lifecycle import events as ev
 from lorry.lifecycle.fleet import Fleet
+from lorry.lifecycle.learning import Learner
 from lorry.lifecycle.operations import unloading
 from lorry.lifecycle.records import Request as AdminCall
 from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
@@ -43,6 +47,9 @@ from lorry.lifecycle.states import State
 from lorry.store.store import Store
 from lorry.supervisor import comparing, picture
 from lorry.supervisor.checking import Checker, CheckView
+from lorry.supervisor.demand import AdminCalls
+from lorry.supervisor.following import Following
+from lorry.supervisor.learning import Learning
 from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import Request
 from lorry.supervisor.settings import SupervisorSettings
@@ -68,6 +75,8 @@ class LoadRequest:
     load: bool = True
     """False: register only; the first request loads it."""
     strategy: Literal["beside", "drain-first"] = "beside"
+    expected_digest: str | None = None
+    """As `Digest.parse` reads it."""
 
 
 class Supervisor:
@@ -82,6 +91,7 @@ class Supervisor:
         cache: DiskCache,
         limits: FleetLimits,
         settings: SupervisorSettings,
+        fetcher: Fetcher | None = None,
         clock: Clock | None = None,
         at_start: Sequence[LoadRequest] = (),
         base_names: Collection[str] = (),
@@ -96,8 +106,24 @@ class Supervisor:
         self._clock = clock or SystemClock()
         self._fleet = Fleet(limits)
         self._registry = Registry(store)
-        self._shell = Shell(self._fleet, engines, self._registry, cache, settings, self._clock)
-        self._checker = Checker(self._fleet, settings, self._base_names)
+        fetcher = fetcher or Fetcher(SourcePolicy(), cache.root / DOWNLOADS, settings.adapter_roots)
+        self._shell = Shell(
+            self._fleet, engines, self._registry, cache, fetcher, settings, self._clock
+        )
+        self._checker = Checker(self._fleet, fetcher, self._base_names)
+        self._calls = AdminCalls(self, lambda **fields: self.load(LoadRequest(**fields)))
+        self._learning = Learning(
+            Learner(settings.resolvers, settings.learning),
+            self._calls,
+            self._registry.records,
+            self._calls.is_idle,
+            self._clock.now_ms,
+            self._shell.spawn,
+        )
+        self._following = tuple(
+            Following(folder, settings.adapter_dir_interval_s, self._calls, self._registry.records)
+            for folder in settings.adapter_dirs
+        )
         self._last_ticket = 0
         self._closing = False
         self._stack = AsyncExitStack()
@@ -116,10 +142,13 @@ class Supervisor:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             self._restore()
+            self._learning.restore()
             self._shell.run_in(tasks)
             await self._wait_until_up()
             for request in self._at_start:
                 await self.wait(self.load(request).id)
+            for following in self._following:
+                tasks.start_soon(following.run)
             self._stack = stack.pop_all()
         return self
 
@@ -234,10 +263,14 @@ class Supervisor:
 
     def load(self, request: LoadRequest, parcel: Parcel | None = None) -> OperationView:
         """Serve an adapter: fetch, judge, load, publish. Raises at once for a name that no adapter
-        may have. The files may come with the call, in a parcel whose source the request names; it
-        is taken over and closed, whatever happens."""
+        may have, and for a source or digest that is none. The files may come with the call, in a
+        parcel whose source the request names; it is taken over and closed, whatever happens."""
         try:
             check_adapter_name(request.name, self._base_names)
+            if not came_with_a_request(request.source):
+                self._shell.fetcher.require(request.source)
+            if request.expected_digest is not None:
+                Digest.parse(request.expected_digest)
             return self._load(request, parcel)
         except BaseException:
             if parcel is not None:
@@ -256,6 +289,7 @@ class Supervisor:
             settings=request.settings,
             load=request.load,
             strategy=ev.Strategy(request.strategy),
+            digest=request.expected_digest,
         )
         return self._ask("load", event, parcel)
 
@@ -402,6 +436,21 @@ class Supervisor:
         if adapters[name].closing:
             raise unloading(name)
         return name, version
+
+    def learnable(self, name: str) -> bool:
+        """Whether a resolver may know such a name."""
+        return self._learning.learnable(name)
+
+    async def learn(self, name: str) -> None:
+        """Look for an adapter that nobody registered, and return once it is. Raises
+        `AdapterNotFound`, or why it cannot be served."""
+        if self._closing:
+            raise ShuttingDown("The server is stopping and takes no new requests.")
+        await self._learning.learn(AdapterName(name))
+
+    def used(self, name: AdapterName) -> None:
+        """A request names this adapter: of those learnt, the one unused for longest goes first."""
+        self._learning.used(name)
 
     @asynccontextmanager
     async def generate(

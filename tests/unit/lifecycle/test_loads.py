@@ -15,6 +15,7 @@ from lorry.errors import (
     OperationCancelled,
     QueueFull,
     SourceNotFound,
+    SourceUnreachable,
     StorageFailed,
     VersionMismatch,
 )
@@ -358,7 +359,7 @@ def test_a_call_ends_at_its_deadline_whatever_it_waits_for() -> None:
     rig = Rig(places=1, pins=0, limits=replace(LIMITS, patience_ms=100_000))
     _, commands = rig.ask_load("a")
     error = time_out(rig)
-    assert isinstance(error, EngineTimeout)
+    assert isinstance(error, SourceUnreachable)
     assert str(error) == "Load of 'a' did not end within 10 s; it was fetching."
     assert fetched(rig, commands, 1) == ()
 

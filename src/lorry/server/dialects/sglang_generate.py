@@ -220,7 +220,7 @@ async def _members(service: Service, body: GenerateBody) -> tuple[list[_Member],
     spread = partial(_spread, count=count)
     paths = spread(body.lora_path, None, name="lora_path")
     base = Target(service.settings.base_name, None, None)
-    targets = [base if path is None else adapter(service, path) for path in paths]
+    targets = [base if path is None else await adapter(service, path) for path in paths]
     fields = spread(body.sampling_params, SglangSampling(), name="sampling_params")
     if len({one.n or 1 for one in fields}) > 1:
         raise RequestInvalid("n must be the same for all prompts of a batch.", param="n")
@@ -352,10 +352,10 @@ def _with_members(
     return ((sequence, members[sequence.index // n]) for sequence in sequences)
 
 
-def adapter(service: Service, name: str) -> Target:
+async def adapter(service: Service, name: str) -> Target:
     """The adapter of that name, in SGLang's words when there is none."""
     try:
-        return service.adapter_target(name)
+        return await service.find_adapter(name)
     except AdapterUnloading:
         raise
     except AdapterNotFound as error:

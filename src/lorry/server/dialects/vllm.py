@@ -14,6 +14,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from lorry.artifacts.remote.uri import redact
 from lorry.errors import (
     AdapterConflict,
     AdapterNotFound,
@@ -119,7 +120,8 @@ async def load(
         await _load(service, wanted)
     except SourceNotFound as error:
         raise SourceNotFound(
-            f"Loading lora {name} failed: No adapter found for {request.lora_path}: {error.message}"
+            f"Loading lora {name} failed: No adapter found for {redact(request.lora_path)}: "
+            f"{error.message}"
         ) from error
 
 
