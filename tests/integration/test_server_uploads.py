@@ -1,7 +1,5 @@
 """Adapters that come with the request, over the real app with the fake engine."""
 
-import json
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,15 @@ from lorry.engines.fake_script import Fault
 from lorry.errors import EngineRejected, StorageFailed
 from tests.fixtures.adapters import good_adapter, safetensors_bytes
 from tests.fixtures.http_server import BASE, Exchange, HttpServer, http_server
-from tests.fixtures.uploads import folder_files, parts, raw, tar, tar_of
+from tests.fixtures.uploads import (
+    error_of,
+    folder_files,
+    left_over,
+    parts,
+    raw,
+    tar,
+    until_nothing_is_left,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -41,35 +47,11 @@ async def server(tmp_path: Path) -> AsyncIterator[HttpServer]:
         await until_nothing_is_left(running)
 
 
-def left_over(server: HttpServer) -> list[str]:
-    """What uploads have left in memory or on the disk."""
-    uploads = server.service.supervisor._shell.uploads  # the one thing no route shows
-    found = [path.name for path in (server.folder / "cache").glob(".tmp-*")]
-    found += [str(uploads.statistics())] if any(uploads.statistics().values()) else []
-    found += [f"{server.service.uploads.used} bytes"] if server.service.uploads.used else []
-    statistics = server.service.supervisor.cache.statistics()
-    return found + ([f"{statistics}"] if statistics.reserved_bytes else [])
-
-
-async def until_nothing_is_left(server: HttpServer) -> None:
-    with anyio.move_on_after(10):
-        while left_over(server):
-            await anyio.sleep(0.005)
-    assert left_over(server) == []
-
-
 async def until_answered(server: HttpServer) -> None:
     """The engine is back, and so is the adapter."""
     with anyio.fail_after(10):
         while (await server.complete(model="policy")).status_code != 200:
             await anyio.sleep(0.005)
-
-
-def error_of(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    assert answer.status_code == status, answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    assert error["code"] == code, error
-    return error
 
 
 async def version_of(server: HttpServer, name: str = "policy") -> str:
@@ -519,103 +501,3 @@ async def test_the_source_of_an_upload_is_no_path(server: HttpServer) -> None:
     source = (await server.client.put(WEIGHTS, files=parts(good_adapter(1)))).json()["source"]
     answer = await server.client.put("/v1/adapters/other", json={"source": source})
     error_of(answer, 404, "source_not_found")
-
-
-# Files
-
-
-@pytest.mark.parametrize("mode", ["w:gz", "w"])
-@pytest.mark.parametrize("inside", ["", "./", "my-adapter/", "a/b/"])
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-async def test_a_tar_of_a_folder_is_served(
-    server: HttpServer, mode: str, inside: str, form: int
-) -> None:
-    content = folder_files(good_adapter(1), inside) | {
-        f"{inside}README.md": b"# mine",
-        f"{inside}runs/{'long-name-' * 12}/events": b"1",
-    }
-    if form == tarfile.USTAR_FORMAT:
-        content = folder_files(good_adapter(1), inside)
-    headers = GZIP if mode == "w:gz" else TAR
-    answer = await server.client.put(FILES, content=tar(content, mode, form), headers=headers)
-    assert answer.status_code == 201, answer.text
-    assert answer.json()["published"] == (await server.load("other", 1)).json()["version"]
-
-
-async def test_files_of_a_form_are_served_and_may_be_registered_without_a_load(
-    server: HttpServer,
-) -> None:
-    more = [*parts(good_adapter(1)), ("files", ("README.md", b"# mine"))]
-    answer = await server.client.put(f"{FILES}?load=false", files=more)
-    assert answer.status_code == 201, answer.text
-    assert answer.json()["tier"] == "disk"
-    assert (await server.complete(model="policy")).status_code == 200
-
-
-async def test_an_uploaded_folder_is_judged_like_any_other(server: HttpServer) -> None:
-    pickled = {"adapter_config.json": b"{}", "adapter_model.bin": b"\x80\x02."}
-    answer = await server.client.put(FILES, content=tar(pickled), headers=GZIP)
-    error = error_of(answer, 422, "adapter_invalid")
-    assert "is a pickle" in json.dumps(error)
-
-
-def link(kind: bytes, target: str) -> bytes:
-    member = tarfile.TarInfo("adapter_config.json")
-    member.type, member.linkname = kind, target
-    return tar_of(member)
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (link(tarfile.SYMTYPE, "/etc/passwd"), "a symbolic link"),
-        (link(tarfile.LNKTYPE, "/etc/passwd"), "a hard link"),
-        (link(tarfile.FIFOTYPE, ""), "a FIFO"),
-        (link(tarfile.CHRTYPE, ""), "a device"),
-        (tar({"../adapter_config.json": b"{}"}, "w"), "leads out of its folder"),
-        (tar({"a/../../b.json": b"{}"}, "w"), "leads out of its folder"),
-        (tar({"/etc/adapter_config.json": b"{}"}, "w"), "is an absolute"),
-        (tar({"C:\\adapter_config.json": b"{}"}, "w"), "is an absolute or foreign"),
-        (tar({"a\nb": b"{}"}, "w"), "control character"),
-        (tar({"a": b"1", "a/b": b"2"}, "w"), "both a file and a folder"),
-        (tar({f"{n}.json": b"" for n in range(300)}, "w"), "more than 256 files"),
-        (tar({f"{n}/adapter_config.json": b"{}" for n in range(3)}, "w"), "has 3 adapters"),
-        (tar({}, "w"), "has no files"),
-        (tar({"adapter_config.json": b"{}"}, "w")[:700], "cut short"),
-        (b"no archive at all" * 100, "not a tar archive"),
-        (b"", "The body is empty"),
-    ],
-)
-async def test_archives_that_want_more_than_files_are_refused(
-    server: HttpServer, body: bytes, says: str
-) -> None:
-    error = error_of(
-        await server.client.put(FILES, content=body, headers=TAR), 400, "request_invalid"
-    )
-    assert says in error["message"], error["message"]
-    assert (await server.client.get("/v1/adapters")).json()["data"] == []
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (tar({"adapter_model.safetensors": bytes(20 << 20)}), "expands more than 100 times"),
-        (tar(folder_files(good_adapter(1)))[:-2000], "cut short"),
-        (b"not gzip", "not a gzip archive"),
-    ],
-)
-async def test_bad_compression_is_refused(server: HttpServer, body: bytes, says: str) -> None:
-    error = error_of(
-        await server.client.put(FILES, content=body, headers=GZIP), 400, "request_invalid"
-    )
-    assert says in error["message"], error["message"]
-
-
-async def test_files_respect_the_limit_of_the_disk_cache(tmp_path: Path) -> None:
-    async with http_server(tmp_path) as server:
-        server.service.supervisor.cache._shelf.limit_bytes = 1000
-        answer = await server.client.put(
-            FILES, content=tar(folder_files(good_adapter(1))), headers=GZIP
-        )
-        error_of(answer, 503, "capacity_exhausted")
-        assert left_over(server) == []
