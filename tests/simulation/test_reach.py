@@ -16,7 +16,7 @@ CORE_ERRORS = {
     errors.AdapterConflict, errors.AdapterNotFound, errors.AdapterUnavailable,
     errors.AdapterUnloading, errors.AllPinned, errors.CapacityExhausted, errors.EngineTimeout,
     errors.EngineUnreachable, errors.OperationCancelled, errors.QueueFull, errors.RequestAborted,
-    errors.VersionMismatch,
+    errors.SourceUnreachable, errors.VersionMismatch,
 }  # fmt: skip
 """Every error that the core makes itself."""
 

@@ -431,3 +431,15 @@ def test_what_one_call_makes_possible_for_the_next_happens_at_once() -> None:
     commands = rig.tell(ev.PrefetchAsked(rig.fleet.next_operation(), A))
     rig.ask_unload("a")
     assert only(cm.Unload, rig.answer(only(cm.Load, commands)))
+
+
+def test_a_source_that_was_pinned_while_it_was_fetched_is_what_is_written_and_shown() -> None:
+    rig = Rig()
+    operation, commands = rig.ask_load("a", load=False, digest="sha256:1")
+    fetch = only(cm.Fetch, commands)
+    assert (fetch.source, fetch.digest) == ("/a", "sha256:1")
+    found = ev.Fetched(fetch.operation, ev.VersionSpec(v(1), 3), "hf://a/b@commit")
+    commit = only(cm.Commit, rig.tell(found))
+    assert commit.source == "hf://a/b@commit"
+    assert went_well(rig.answer(commit), operation)
+    assert rig.fleet.world.adapters[AdapterName("a")].source == "hf://a/b@commit"
