@@ -83,6 +83,19 @@ def test_seed_613_a_snapshot_that_another_call_had_brought_back_was_still_missed
     assert of(cm.Fetch, rig.arrive("a")[1]) == []
 
 
+def test_seed_128_a_snapshot_that_a_cancelled_call_had_brought_back_was_still_missed() -> None:
+    rig = Rig()
+    rig.register("a", 1, load=False)
+    load = only(cm.Load, rig.arrive("a")[1])
+    fetch = only(cm.Fetch, rig.tell(ev.LoadFailed(load.operation, REFUSED, missing=True)))
+    rig.tell(ev.FetchFailed(fetch.operation, REFUSED))
+    operation, asked = rig.ask_load("b")
+    late = only(cm.Fetch, asked)
+    rig.tell(ev.CancelAsked(operation))
+    rig.tell(ev.Fetched(late.operation, ev.VersionSpec(v(1), 1)))
+    only(cm.Load, rig.arrive("a")[1])
+
+
 def test_seed_742_a_drain_first_took_a_version_that_another_call_was_publishing() -> None:
     """It asked whether another name had the version, not whether one was about to get it."""
     rig = Rig(places=2, room=4)
@@ -98,5 +111,5 @@ def test_seed_742_a_drain_first_took_a_version_that_another_call_was_publishing(
 
 
 def test_seeds_that_once_failed_still_pass() -> None:
-    for seed in (2, 67, 90, 100, 163, 192, 220, 613, 742, 779, 1171, 1241, 1873):
+    for seed in (2, 67, 90, 100, 128, 163, 192, 220, 613, 742, 779, 1171, 1241, 1873):
         run(seed)

@@ -47,17 +47,16 @@ def residency_of(world: World, opened: Opened | None) -> Residency | None:
 def fetched(
     world: World, operation: OperationId, spec: ev.VersionSpec, source: str | None = None
 ) -> None:
-    """A snapshot is on disk."""
+    """A snapshot is on disk: a fact for every name of the version, even when the call that it was
+    made for is over."""
     opened = world.take_opened(operation, "fetch")
-    if opened is None:
-        return
     residency = residency_of(world, opened)
     if residency is not None:
         residency.open = None
         world.move(residency, Trigger.FETCHED)
     for found in world.residencies_of(spec.version):
         found_again(world, found)
-    if residency is None:
+    if residency is None and opened is not None:
         asked = operations.find(world, opened.asked)
         if asked is not None:
             asked.open, asked.fetched_from = None, source
