@@ -31,6 +31,8 @@ BY_SEGMENT = Form("torch-by-segment", "torch")
 MERGED = Form("torch-merged", "torch", float("inf"))
 NATIVE = tuple(Form(isa.name, isa.name) for isa in isas())
 """Every instruction set of this machine."""
+MIXED = Form("torch-mixed", "torch", 500.0)
+"""Merged where it pays."""
 FORMS = (BY_SEGMENT, MERGED, *NATIVE)
 
 

@@ -9,15 +9,23 @@ from hypothesis import strategies as st
 
 from lorry.engines.embedded.shape import base_shape
 from tests.fixtures.tiny_weights import CONFIG, adapter_tensors, write_adapter, write_model
-from tests.golden.driver import BLOCK_SIZE, Driver, Running, relative_error
+from tests.golden.driver import (
+    BLOCK_SIZE,
+    BY_SEGMENT,
+    MIXED,
+    NATIVE,
+    Driver,
+    Running,
+    relative_error,
+)
 
 TARGETS = tuple(base_shape(CONFIG).targets)
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Driver, Driver]:
-    """One to compute alone, each adapter by itself; one to compute mixes, merged where it pays."""
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Driver, ...]:
+    """One to compute alone, each adapter by itself; the others to compute mixes."""
     folder = tmp_path_factory.mktemp("decoder")
     model = write_model(folder / "model")
     adapters: dict[str, Path] = {}
@@ -28,7 +36,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Driver, Driver]:
         tensors = adapter_tensors(base_shape(CONFIG), ranks, layers, seed)
         rank = 2 + 3 * seed
         adapters[f"a{seed}"] = write_adapter(folder / f"a{seed}", tensors, r=rank, lora_alpha=1)
-    return Driver(model, adapters, unit_cost=0.0), Driver(model, adapters, unit_cost=500.0)
+    return tuple(Driver(model, adapters, form=form) for form in (BY_SEGMENT, MIXED, *NATIVE[:1]))
 
 
 def alone(driver: Driver, run: Running) -> Running:
@@ -44,9 +52,14 @@ def alone(driver: Driver, run: Running) -> Running:
 )
 @given(seed=st.integers(0, 10**9))
 def test_promise_12_any_schedule_gives_the_same_logits(
-    drivers: tuple[Driver, Driver], seed: int
+    drivers: tuple[Driver, ...], seed: int
 ) -> None:
-    single, mixed = drivers
+    for mixed in drivers[1:]:
+        check_a_schedule(drivers[0], mixed, seed)
+
+
+def check_a_schedule(single: Driver, mixed: Driver, seed: int) -> None:
+    """Any mix of chunks, prefixes and adapters gives what each sequence gives alone."""
     mixed.reset()
     rng = random.Random(seed)
     names = [None, *(f"a{i}" for i in range(6))]

@@ -97,6 +97,7 @@ REQUESTS: Mapping[type[er.LorryError], Words] = {
         patterns=(
             "{} leads outside the folders that adapters may be loaded from.",
             "The source '{}' is not among those that adapters may be fetched from.",
+            "'{}' cannot be fetched. {}",
             "The host '{}' has a private address, which sources are not fetched from.",
             "'{}' redirects to {}://, which is not followed.",
             "Sources are not fetched from sockets.",

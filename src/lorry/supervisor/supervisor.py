@@ -268,7 +268,7 @@ class Supervisor:
         try:
             check_adapter_name(request.name, self._base_names)
             if not came_with_a_request(request.source):
-                self._shell.fetcher.require(request.source)
+                self._shell.fetcher.require(request.source, request.name)
             if request.expected_digest is not None:
                 Digest.parse(request.expected_digest)
             return self._load(request, parcel)

@@ -25,6 +25,7 @@ from lorry.artifacts.remote.web import WebSite
 from lorry.artifacts.sources import resolve_local
 from lorry.errors import (
     AdapterInvalid,
+    Forbidden,
     LorryError,
     RequestAborted,
     SourceUnreachable,
@@ -75,12 +76,19 @@ class Fetcher:
         self._roots = tuple(roots)
         self._staging = Staging(staging, policy.download_bytes_max)
 
-    def require(self, source: str) -> None:
-        """Refuse what can be refused without a connection. Never blocks. Raises `RequestInvalid`,
+    def require(self, source: str, name: str | None = None) -> None:
+        """Refuse what can be refused without a connection, for the adapter `name` if there is one
+        already. Never blocks. Raises `RequestInvalid`,
         `Forbidden` or `SourceUnsupported` for a remote source; says nothing of a local one."""
         if is_remote(source):
             uri = parse_uri(source)
-            self.policy.check(uri)
+            try:
+                self.policy.check(uri)
+            except Forbidden as error:
+                if name is None:
+                    raise
+                message = f"'{name}' cannot be fetched. {error.message}"
+                raise Forbidden(message, param=error.param) from None
             require_extra(uri.scheme)
 
     def find(
