@@ -422,6 +422,8 @@ def _zip_save(data: bytes, left: list[int], room: Callable[[int], None]) -> tupl
             members = {one.filename: one for one in archive.infolist()}
             if any(one.compress_type != zipfile.ZIP_STORED for one in members.values()):
                 raise RequestInvalid(f"The serialised tensors are compressed; {PREFER}.")
+            if sum(one.file_size for one in members.values()) > len(data):
+                raise RequestInvalid(f"The serialised tensors overlap in their zip; {PREFER}.")
             root = next(name for name in members if name.endswith("/data.pkl"))
             stem = root.removesuffix("data.pkl")
             room(len(data))

@@ -26,6 +26,12 @@ def look(folder: Path) -> dict[AdapterName, str]:
     return found
 
 
+def last_change_s(folder: Path) -> float:
+    """When a folder or a file in it was changed last, by the wall clock. Blocks; raises OSError."""
+    with os.scandir(folder) as entries:
+        return max(folder.stat().st_ctime, *(entry.stat().st_ctime for entry in entries), 0.0)
+
+
 def _may_be_named(name: str) -> bool:
     try:
         check_adapter_name(name, ())

@@ -166,12 +166,9 @@ def _number(field: bytes) -> int:
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.partition(b"\0")[0].strip()
-    try:
-        return int(digits or b"0", 8)
-    except ValueError:
-        raise RequestInvalid(
-            "The body is not a tar archive, or it is damaged; pack it again."
-        ) from None
+    if digits.strip(b"01234567"):  # also a sign, which int() would take
+        raise RequestInvalid("The body is not a tar archive, or it is damaged; pack it again.")
+    return int(digits or b"0", 8)
 
 
 def _whole(digits: str) -> int:

@@ -70,6 +70,8 @@ class Commit:
     """None leaves them as they are."""
     detail: str = ""
     """Why, when it was not somebody's wish."""
+    purge: bool = False
+    """Of an erased name the versions kept for a rollback leave the disk too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,11 +216,13 @@ def _change(asked: Asked, operation: OperationId, adapter: Adapter | None) -> cm
             source, pinned = asked.source, asked.pinned
             labels, change = request.labels, request.settings
             return cm.Commit(operation, action, asked.name, version, source, pinned, labels, change)
-        case ev.UnloadAsked(idle_ms=idle_ms):
+        case ev.UnloadAsked(purge=purge, idle_ms=idle_ms):
             action = "unload" if idle_ms is None else "retire"
             detail = "" if idle_ms is None else disuse(idle_ms)
             return cm.Commit(
-                operation, action, asked.name, None, source, pinned, None, detail=detail
+                *(operation, action, asked.name, None, source, pinned, None),
+                detail=detail,
+                purge=purge,
             )
         case ev.PinAsked(labels=labels, settings=change):
             action, pinned = "pin" if asked.pinned else "unpin", asked.pinned

@@ -34,7 +34,8 @@ class FormReader:
         self._sink = sink
         self._field = b""
         self._value = b""
-        self._headers: dict[str, bytes] = {}
+        self._disposition = b""
+        self._header_bytes = 0
         self._whole = False
         self._parser = MultipartParser(
             boundary,
@@ -63,27 +64,29 @@ class FormReader:
             raise RequestInvalid("The body ends before its last boundary; send it again.")
 
     def _begin_part(self) -> None:
-        self._headers = {}
-        self._field = self._value = b""
+        self._field = self._value = self._disposition = b""
+        self._header_bytes = 0
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
         self._field += data[start:end]
-        self._check_header()
+        self._count_header(end - start)
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
-        self._check_header()
+        self._count_header(end - start)
 
-    def _check_header(self) -> None:
-        if len(self._field) + len(self._value) > HEADER_BYTES_MAX:
+    def _count_header(self, more: int) -> None:
+        self._header_bytes += more
+        if self._header_bytes > HEADER_BYTES_MAX:
             raise RequestInvalid(f"A part's header has more than {HEADER_BYTES_MAX} bytes.")
 
     def _header_end(self) -> None:
-        self._headers[self._field.decode("latin-1").lower()] = self._value
+        if self._field.lower() == b"content-disposition":
+            self._disposition = self._value
         self._field = self._value = b""
 
     def _headers_finished(self) -> None:
-        _, options = parse_options_header(self._headers.get("content-disposition", b""))
+        _, options = parse_options_header(self._disposition)
         raw = options.get(b"filename") or options.get(b"name") or b""
         try:
             name = raw.decode()

@@ -112,14 +112,14 @@ async def put_weights(
 ) -> Response:
     """Register an adapter, or replace it, by weights that come with the request. They stay in
     memory on their way to the engine; running requests end on the version that they began with."""
-    known = _look(service, name, if_match)
+    _look(service, name, if_match)
     limit = service.settings.max_upload_bytes
     with service.shutdown.request(service.settings.request_timeout_s):
         parcel = await receive_weights(request, name, service.uploads, limit, durable=durable)
     wanted = LoadRequest(
         AdapterName(name), parcel.source, _mode(replace), pinned=pinned, strategy=strategy
     )
-    return await _publish(service, wanted, parcel, if_match, wait=wait, known=known)
+    return await _publish(service, wanted, parcel, if_match, wait=wait)
 
 
 @router.put(
@@ -140,7 +140,7 @@ async def put_files(
 ) -> Response:
     """Register an adapter, or replace it, by the files of its folder: those of a form, or a tar
     archive, gzipped or not. What no judge looks at counts, but is not kept."""
-    known = _look(service, name, if_match)
+    _look(service, name, if_match)
     limit, cache = service.settings.max_upload_bytes, service.supervisor.cache
     with service.shutdown.request(service.settings.request_timeout_s):
         parcel = await receive_folder(request, name, cache, limit)
@@ -150,17 +150,16 @@ async def put_files(
         load=load,
         strategy=strategy,
     )
-    return await _publish(service, wanted, parcel, if_match, wait=wait, known=known)
+    return await _publish(service, wanted, parcel, if_match, wait=wait)
 
 
-def _look(service: Service, name: str, if_match: str | None) -> bool:
-    """Whether the name is taken. Raises, before the body is read, what would refuse it anyway."""
+def _look(service: Service, name: str, if_match: str | None) -> None:
+    """Raises, before the body is read, what would refuse it anyway."""
     check_adapter_name(name, service.settings.served_model_names)
     view = find_adapter(service, name)
     wanted_version(if_match, view)
     if view is not None:
         must_match(if_match, view)
-    return view is not None
 
 
 def _mode(replace: bool) -> Literal["upsert", "create"]:
@@ -174,10 +173,10 @@ async def _publish(
     if_match: str | None,
     *,
     wait: bool,
-    known: bool,
 ) -> Response:
+    view = find_adapter(service, wanted.name)  # now: the body may have taken long to come
     if if_match is not None:
-        version = wanted_version(if_match, find_adapter(service, wanted.name))
+        version = wanted_version(if_match, view)
         wanted = dataclasses.replace(wanted, mode="replace", if_match=version)
     operation = service.supervisor.load(wanted, parcel)
     if not wait:
@@ -185,4 +184,4 @@ async def _publish(
     ended = await finish(service, operation)
     shape = adapter_shape(service.supervisor.adapter(wanted.name))
     shape["published"] = ended.version
-    return json_response(shape, 200 if known else 201, {"ETag": f'"{ended.version}"'})
+    return json_response(shape, 200 if view else 201, {"ETag": f'"{ended.version}"'})

@@ -4,7 +4,8 @@ names on demand and folders that are followed."""
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from lorry.ids import AdapterName, OperationId
+from lorry.ids import AdapterName, OperationId, VersionId
+from lorry.supervisor.checking import CheckView
 from lorry.views import AdapterView, OperationView
 
 
@@ -16,6 +17,9 @@ class Admin(Protocol):
 
     def unload(self, name: AdapterName) -> OperationView:
         """Begin an unload."""
+
+    async def check(self, source: str) -> CheckView:
+        """What a load would find."""
 
     async def wait(self, operation: OperationId) -> OperationView:
         """The end of a call."""
@@ -40,6 +44,11 @@ class AdminCalls:
         if new:
             return self._begin(name=name, source=source, mode="create", load=False)
         return self._begin(name=name, source=source, mode="replace", load=self._is_loaded(name))
+
+    async def version_at(self, source: str) -> VersionId | None:
+        """The version that a source holds; None when it cannot be served."""
+        manifest = (await self._admin.check(source)).report.manifest
+        return None if manifest is None else manifest.version
 
     def forget(self, name: AdapterName) -> OperationId:
         """Begin to unload a name."""

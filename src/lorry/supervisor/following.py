@@ -9,9 +9,9 @@ from typing import Protocol
 import anyio
 from anyio import to_thread
 
-from lorry.artifacts.shelves import look
+from lorry.artifacts.shelves import last_change_s, look
 from lorry.errors import LorryError
-from lorry.ids import AdapterName, OperationId
+from lorry.ids import AdapterName, OperationId, VersionId
 from lorry.lifecycle.following import Follower, Leave, Take
 from lorry.store.store import AdapterRecord
 
@@ -26,6 +26,9 @@ class Calls(Protocol):
 
     def publish(self, name: AdapterName, source: str, *, new: bool) -> OperationId:
         """Begin to register a name, or to replace what it stands for."""
+
+    async def version_at(self, source: str) -> VersionId | None:
+        """The version that a folder holds; None when it cannot be served."""
 
     def forget(self, name: AdapterName) -> OperationId:
         """Begin to unload a name."""
@@ -51,6 +54,8 @@ class Following:
         self._records = records
         self._follower = Follower()
         self._complaint = ""
+        self._met: set[AdapterName] = set()
+        """Names about which something was decided in this life of the server."""
 
     async def run(self) -> None:
         """Look for ever."""
@@ -84,8 +89,12 @@ class Following:
         name = decision.name
         async with limiter:
             try:
+                first = name not in self._met
+                self._met.add(name)
                 if isinstance(decision, Leave):
                     call = self._calls.forget(name)
+                elif first and await self._was_rolled_back(name):
+                    return
                 else:
                     new = name not in self._records
                     call = self._calls.publish(name, self._source(name), new=new)
@@ -94,6 +103,20 @@ class Following:
                 log.warning("'%s' of %s: %s", name, self._folder, error)
                 if error.retryable:
                     self._follower.try_again(name)
+
+    async def _was_rolled_back(self, name: AdapterName) -> bool:
+        """Whether the folder holds what its name was rolled back from in an earlier life, and rests
+        since: what was acknowledged then still holds."""
+        record = self._records.get(name)
+        if record is None or not record.previous:
+            return False
+        try:
+            changed_s = await to_thread.run_sync(last_change_s, self._folder / name)
+        except OSError:
+            return False  # its load says why
+        if changed_s >= record.updated_s:
+            return False
+        return await self._calls.version_at(self._source(name)) in record.previous
 
     def _complain(self, complaint: str) -> None:
         """Say what is wrong once, not at every look."""

@@ -17,7 +17,8 @@ from lorry.store.store import AdapterRecord
 log = logging.getLogger(__name__)
 
 LABEL = "lorry.learnt"
-"""Marks a registered name as learnt, also after a restart; who labels it anew keeps it for good."""
+"""Marks a registered name as learnt, also after a restart. Who gives it labels, settings or other
+weights keeps it for good."""
 
 
 class Calls(Protocol):
@@ -99,8 +100,7 @@ class Learning:
                 self._learner.forget(name)
 
     def _may_go(self, name: AdapterName) -> bool:
-        record = self._records.get(name)
-        return record is not None and not record.pinned and self._idle(name)
+        return self._is_learnt(name) and not self._records[name].pinned and self._idle(name)
 
     async def _look_up(self, name: AdapterName, sources: tuple[str, ...]) -> None:
         flight = self._flights[name]

@@ -13,6 +13,7 @@ from lorry.errors import BrokenInvariant
 from lorry.ids import AdapterName, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.store.store import AdapterRecord, AuditEntry, Store
+from lorry.supervisor.learning import LABEL
 
 log = logging.getLogger(__name__)
 
@@ -91,14 +92,14 @@ class Registry:
             kept = (old.manifest.version, *old.previous)
             previous = tuple(v for v in kept if v != command.version)[:PREVIOUS_MAX]
             sources = {**old.previous_sources, old.manifest.version: old.source}
-        labels: Mapping[str, str] = old.labels if old is not None else {}
+        labels = _labels(old, command)
         settings = old.settings if old is not None else NO_SETTINGS
         return AdapterRecord(
             name=command.name,
             source=command.source,
             manifest=manifest,
             pinned=command.pinned,
-            labels=labels if command.labels is None else dict(command.labels),
+            labels=labels,
             created_s=old.created_s if old is not None else at_s,
             updated_s=at_s,
             previous=previous,
@@ -137,3 +138,14 @@ class Registry:
         )
         if not used:
             self.manifests.pop(version, None)
+
+
+def _labels(old: AdapterRecord | None, command: cm.Commit) -> Mapping[str, str]:
+    """The labels after a commit. A learnt name that somebody gives other weights or settings is his
+    own from then on: forgotten and learnt again, it would come back without them."""
+    if command.labels is not None:
+        return dict(command.labels)
+    labels = dict(old.labels) if old is not None else {}
+    if command.settings is not None or command.action in ("replace", "rollback"):
+        labels.pop(LABEL, None)
+    return labels

@@ -341,6 +341,8 @@ class Shell:
         self.feed(ev.Committed(command.operation))
         for version in before:
             self._forget(version)
+            if command.purge and version not in self.registry.manifests:
+                self._spawn(self.uploads.drop, version)
 
     async def _purge(self, version: VersionId) -> None:
         try:

@@ -364,11 +364,12 @@ class Supervisor:
             if version is not None and not previous.startswith(version):
                 continue
             manifest = self._registry.manifests.get(previous)
-            if manifest is not None and self._is_kept(previous, manifest):
+            source = record.previous_sources.get(previous, record.source)
+            if manifest is not None and self._is_kept(previous, manifest, source):
                 event = ev.LoadAsked(
                     self._fleet.next_operation(),
                     name,
-                    record.previous_sources.get(previous, record.source),
+                    source,
                     ev.Mode.REPLACE,
                     if_match=if_match,
                     strategy=ev.Strategy(strategy),
@@ -378,9 +379,10 @@ class Supervisor:
         wanted = short(version) if version is not None else "earlier version"
         raise AdapterNotFound(f"No {wanted} of '{name}' is kept on disk.", param="version")
 
-    def _is_kept(self, version: VersionId, manifest: Manifest) -> bool:
-        """On the disk, or in an engine, which needs no disk to go on with it."""
-        held = any(
+    def _is_kept(self, version: VersionId, manifest: Manifest, source: str) -> bool:
+        """On the disk, or in an engine, which needs no disk to go on with it; but what came with a
+        request could not be fetched again once the engine gives it up."""
+        held = not came_with_a_request(source) and any(
             residency.state in (State.RESIDENT, State.DRAINING)
             for residency in self._fleet.world.residencies_of(version)
         )

@@ -54,6 +54,10 @@ class _Transit:
     settled: anyio.Event = field(default_factory=anyio.Event)
     """The copy is there, or `error` says why not."""
 
+    def again(self) -> None:
+        """A copy that failed may be begun anew."""
+        self.begun, self.error, self.settled = False, None, anyio.Event()
+
 
 class Uploads:
     """Parcels by operation, and versions in memory. Used from the event loop alone."""
@@ -97,7 +101,7 @@ class Uploads:
             transit = _Transit(name, parcel.made, parcel.durable)
             self._transits[version], parcel.made = transit, None
         elif transit.error is not None:
-            transit.begun, transit.error, transit.settled = False, None, anyio.Event()
+            transit.again()
         transit.durable = transit.durable or parcel.durable
         transit.operations.add(operation)
         return transit.durable and not transit.begun
@@ -189,10 +193,14 @@ class Uploads:
             raise transit.error
 
     async def flush(self) -> None:
-        """Return once every version that names stand for is on the disk, or cannot be."""
+        """Return once every version that names stand for is on the disk, or cannot be: a copy that
+        had failed is tried once more, since the disk may have room by now."""
         for version, transit in tuple(self._transits.items()):
             if self._wanted(version):
                 await transit.settled.wait()
+                if transit.error is not None:
+                    transit.again()
+                    await self.copy(version)
 
     def close(self) -> None:
         """Give all memory back: the server ends."""

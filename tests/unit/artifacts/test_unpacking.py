@@ -1,16 +1,19 @@
 """Archives and forms pushed in pieces: whatever the pieces, the same files come out; and what is no
 file of an adapter does not."""
 
+import copy
 import gzip
 import io
 import itertools
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lorry.artifacts.pickled import read_tensors
 from lorry.artifacts.tar import TarReader
 from lorry.artifacts.unpacking import GzipReader, Unpacked, safe_path
 from lorry.errors import LorryError, RequestInvalid
@@ -155,3 +158,35 @@ def test_only_what_is_judged_is_kept_and_counted_before_it_is_written(tmp_path: 
     with pytest.raises(LorryError, match="--max-upload-bytes"):
         unpacked.data(b"x" * 99)
     unpacked.close()
+
+
+def test_a_member_with_a_sign_in_its_size_is_refused() -> None:
+    member = bytearray(tarfile.TarInfo("adapter_config.json").tobuf())
+    member[124:136] = b"-0000000010\0"
+    member[148:156] = b"%06o\0 " % (sum(member[:148]) + 8 * 32 + sum(member[156:]))
+    with pytest.raises(RequestInvalid, match="damaged"):
+        TarReader(Collected()).feed(bytes(member) + b"x" * 512)
+
+
+def test_a_part_with_headers_without_end_is_refused() -> None:
+    """Each is short, so only all of them together are too much."""
+    reader = FormReader("multipart/form-data; boundary=b", Collected())
+    reader.feed(b"--b\r\n")
+    with pytest.raises(RequestInvalid, match="header"):
+        for number in range(1000):
+            reader.feed(b"X-%d: %s\r\n" % (number, b"x" * 100))
+
+
+def test_members_of_a_zip_that_share_their_bytes_are_refused() -> None:
+    """What is small as it lies there would be large when each is read."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a/data.pkl", b"x" * 1000)
+        first = archive.infolist()[0]
+        for number in range(9):
+            twin = copy.copy(first)
+            twin.filename = f"a/data/{number}"
+            archive.filelist.append(twin)
+            archive.NameToInfo[twin.filename] = twin
+    with pytest.raises(RequestInvalid, match="overlap"):
+        read_tensors(packed.getvalue(), None, lambda more: None)
