@@ -61,11 +61,12 @@ def leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
 def _report(problem: Exception) -> None:
     """What is wrong and what to do, without a traceback."""
     screen = Console(stderr=True, highlight=False, markup=False)
-    screen.print(f"lorry: {problem}")
+    text = problem.strerror if isinstance(problem, OSError) else None
+    screen.print(f"error: {text or problem}", soft_wrap=True)
     if isinstance(problem, LorryError):
         for detail in problem.details:
-            screen.print(f"  - {detail}")
-        screen.print(f"  {problem.action}")
+            screen.print(f"  - {detail}", soft_wrap=True)
+        screen.print(f"  {problem.action}", soft_wrap=True)
 
 
 async def _serve(settings: Settings) -> None:

@@ -206,7 +206,7 @@ async def test_a_port_in_use_is_found_before_the_engine_starts(tmp_path: Path) -
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OSError, match=r"port \d+: Address already in use; choose another"):
             await serve(app_of(engine, tmp_path), "127.0.0.1", taken.getsockname()[1])
     assert not engine.calls
 

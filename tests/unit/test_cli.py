@@ -1,6 +1,7 @@
 """The command line by itself: wrong use, no server, and how things look. tests/e2e has the rest."""
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,32 @@ def test_the_help_of_serve_names_every_setting(capsys: pytest.CaptureFixture[str
     run("serve", "--help")
     said = capsys.readouterr().out
     assert [spec.flag for spec in specs() if spec.flag not in said] == []
+
+
+def test_the_help_breaks_lines_only_at_the_edge(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("TERMINAL_WIDTH", "300")
+    run("serve", "--help")
+    assert "a flag wins over a variable, a variable over the file." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [("explain", "--json"), ("--version",)])
+def test_output_that_cannot_be_written_is_an_error_and_no_traceback(
+    arguments: tuple[str, ...],
+) -> None:
+    command = [sys.executable, "-m", "lorry", *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    command = ["sh", "-c", f"'{sys.executable}' -m lorry explain >&-"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,6 +248,15 @@ def test_the_list_bears_fields_that_are_missing(capsys: pytest.CaptureFixture[st
     assert "only a name" in shown(adapter_table([{"name": "only a name"}]), capsys)
 
 
+def test_where_a_version_is_shows_only_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    residency = {"replica": "engine-0", "tier": "host", "slot": None, "leases": 0, "reason": ""}
+    said = shown(adapter_sheet({"residency": [residency], "labels": {"team": ""}}), capsys)
+    assert "replica=engine-0, tier=host, leases=0" in said
+    assert "slot" not in said
+    assert "reason" not in said
+    assert "team=" in said
+
+
 def test_sizes_have_units() -> None:
     assert [size_text(n) for n in (0, 1023, 1536, 5 * 1024**4, None)] == [
         "0 B",
@@ -270,6 +306,11 @@ def test_each_demo_adapter_is_below_one_megabyte_in_bfloat16() -> None:
 def test_the_demo_does_not_train_on_its_own_question() -> None:
     facts = (Path(__file__).parents[2] / "demo" / "facts.py").read_text()
     assert '("France"' not in facts
+
+
+def test_enable_lora_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    run("serve", "m", "--enable-lora", "--port", "x")
+    assert "1 mistake in" in capsys.readouterr().err
 
 
 def test_sglangs_flags_are_other_names_of_ours(capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,6 +225,8 @@ def test_a_uri_is_fetched_judged_and_deleted(
         assert "no adapter at" in said.out
         assert "topsecret" not in said.out + said.err
         assert str(tmp_path / "tmp") not in said.out
+    assert check(uri, base) == 1  # nothing listens there any more
+    assert "Retry-After" not in capsys.readouterr().out
     assert not any((tmp_path / "tmp").iterdir())
 
 

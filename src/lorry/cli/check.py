@@ -28,6 +28,7 @@ from lorry.errors import (
     ModelUnsupported,
     RequestInvalid,
     SourceNotFound,
+    SourceUnreachable,
     SourceUnsupported,
 )
 
@@ -39,6 +40,12 @@ FETCH_TIMEOUT_S = 3600.0
 
 RANK_MAX = Settings(model=Path()).max_lora_rank
 """What a server takes unless it is told otherwise."""
+
+HERE = {
+    SourceNotFound.code: "Give the folder that holds adapter_config.json, or its URI.",
+    SourceUnreachable.code: "Try again, or look whether the URI's host can be reached from here.",
+}
+"""What to do where the catalogue's advice speaks of a server."""
 
 
 def register(app: typer.Typer) -> None:
@@ -116,12 +123,8 @@ def _shape(base: Path) -> BaseShape:
 
 
 def _here(found: Report) -> Report:
-    """The advice on a missing folder speaks of the server's machine, which there is none of."""
-    here = "Give the folder that holds adapter_config.json, or its URI."
-    problems = (
-        replace(each, fix=here) if each.code == SourceNotFound.code else each
-        for each in found.problems
-    )
+    """With the advice for who has no server."""
+    problems = (replace(each, fix=HERE.get(each.code, each.fix)) for each in found.problems)
     return replace(found, problems=tuple(problems))
 
 

@@ -5,8 +5,11 @@ answer came from a server; 130 interrupted. Ctrl-C is how --watch, --follow, top
 to end, so that they end with 0.
 """
 
+import errno
 import importlib.metadata
+import inspect
 import io
+import os
 import re
 import sys
 from typing import Annotated
@@ -27,6 +30,7 @@ from lorry.cli import (
     top,
 )
 from lorry.cli.reporting import NO_ANSWER, report_error
+from lorry.cli.screen import report
 from lorry.errors import LorryError
 
 REFUSED = 1
@@ -79,19 +83,49 @@ for module in (
     module.register(app)
 
 
+def _reflowed(text: str) -> str:
+    """Each paragraph as one line. Typer would keep the docstring's own line breaks."""
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n"))
+
+
+for each in (*app.registered_commands, app.registered_callback):
+    assert each is not None
+    each.help = _reflowed(each.callback.__doc__ or "")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run `lorry`. Never returns: it exits with one of the codes above."""
     given = sys.argv[1:] if arguments is None else arguments
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us: nobody wants to read it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - until the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name may be more than the terminal can show
             stream.reconfigure(errors="backslashreplace")
     try:
-        app(spread_lora_modules(given), prog_name="lorry")
+        try:
+            app(spread_lora_modules(given), prog_name="lorry")
+        finally:
+            sys.stdout.flush()
     except LorryError as error:
         report_error(error)
         sys.exit(UNREACHABLE if isinstance(error, NO_ANSWER) else REFUSED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        if error.filename is not None:  # of a file, which is caught where files are used
+            raise
+        _give_up_output(error)
+        sys.exit(REFUSED)
+
+
+def _give_up_output(error: OSError) -> None:
+    """Say why standard output cannot be written, unless its reader is gone, and let the end of the
+    process not try it again."""
+    if error.errno != errno.EPIPE:
+        report(f"standard output cannot be written: {error.strerror}")
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def spread_lora_modules(arguments: list[str]) -> list[str]:

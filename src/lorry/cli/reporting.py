@@ -13,7 +13,10 @@ def report_error(error: LorryError) -> None:
     """In the server's words where a server sent it."""
     answered = not isinstance(error, NO_ANSWER)
     note = f"{error.code}, HTTP {error.status}" if answered else error.code
-    report(error.message, details=error.details, action=error.action, note=note)
+    details = error.details
+    if len(details) == 1 and details[0].rstrip(".") in error.message:
+        details = ()  # it has been said
+    report(error.message, details=details, action=error.action, note=note)
 
 
 def plain(text: str) -> str:

@@ -154,7 +154,8 @@ def _fact(key: str, value: object) -> str:
         lines = any(isinstance(each, dict) for each in value)
         return ("\n" if lines else ", ").join(_fact("", each) for each in value)
     if isinstance(value, dict):
-        return ", ".join(f"{name}={each}" for name, each in value.items())
+        given = value if key else {name: x for name, x in value.items() if x not in (None, "")}
+        return ", ".join(f"{name}={each}" for name, each in given.items())
     return str(value)
 
 

@@ -28,6 +28,7 @@ def serve(**given: object) -> None:
     wins over a variable, a variable over the file. Sizes are written like 8GiB, times in seconds.
     """
     config = given.pop("config")
+    given.pop("enable_lora", None)
     settings = read_settings(
         {name: value for name, value in given.items() if value not in (None, [], ())},
         Path(str(config)) if config else None,
@@ -64,6 +65,12 @@ def _parameters() -> list[inspect.Parameter]:
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[str | None, config],
+        ),
+        inspect.Parameter(  # vLLM's and SGLang's; adapters are always on here
+            "enable_lora",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[bool, typer.Option("--enable-lora", hidden=True)],
         ),
     ]
 

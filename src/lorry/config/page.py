@@ -14,7 +14,8 @@ def settings_page() -> str:
         "file given with `--config` (or `LORRY_CONFIG`), where `_` and `-` are the same. A flag",
         "wins over a variable, a variable over the file. Sizes are written like `8GiB` or `500MB`,",
         "times in seconds. A variable with several values separates them by commas or is a JSON",
-        "list. A second flag in a row is SGLang's name of the first.",
+        "list. A second flag in a row is SGLang's name of the first. vLLM's and SGLang's",
+        "`--enable-lora` is taken, and changes nothing: adapters can always be loaded.",
     ]
     for panel in dict.fromkeys(spec.panel for spec in specs()):
         lines += [

@@ -402,7 +402,8 @@ def _take_settings(world: World, adapter: Adapter, change: SettingsChange) -> No
     adapter.idle_ms = change.idle_ms(adapter.idle_ms)
     adapter.used_ms = world.now_ms
     world.watch_idle(adapter)
-    names = ", ".join(sorted(change.values)) or "none"
+    # As callers name them: they give an idle_ttl, without our unit.
+    names = ", ".join(sorted(name.removesuffix("_s") for name in change.values)) or "none"
     text = f"settings of '{adapter.name}' were set: {names}"
     world.note("settings", text, adapter.name, adapter.spec.version)
 

@@ -199,18 +199,15 @@ async def receive_folder(
     held = _DiskRoom(adapter, cache)
     unpacked = Unpacked(bench.path, limit, held.grow)
 
-    def clear() -> None:
-        unpacked.close()
-        bench.close()
-        held.release()
-
     try:
         reader = _files_reader(request, unpacked)
         await _pour(request, reader, in_thread=True)
         unpacked.close()
         return FolderParcel(bench, unpacked.folder(), held.release)
     except BaseException:
-        clear()
+        unpacked.close()
+        bench.close()
+        held.release()
         raise
 
 

@@ -25,16 +25,21 @@ ABORT_GRACE_S = 5.0
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket with its address; port 0 takes a free one. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError:
-        listener.close()
-        raise
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        problem = f"Cannot listen on {host}, port {port}: {error.strerror}"
+        advice = "choose another --host or --port, or stop what listens there"
+        raise OSError(error.errno, f"{problem}; {advice}.") from None
     return listener
 
 
