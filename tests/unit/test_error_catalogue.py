@@ -55,6 +55,7 @@ INTERNAL = {
     "engines/embedded/settings.py": ("ValueError",),
     "lifecycle/diagram.py": ("ValueError",),
     "server/schema.py": ("ValueError",),
+    "server/serve.py": ("OSError",),
     "store/sql.py": ("ValueError",),
 }
 """Exceptions without a code, and where. They are caught in the same package (judges of files and
