@@ -23,9 +23,9 @@ from lorry.errors import (
 from lorry.ids import AdapterName, VersionId
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import fitting, operations
-from lorry.lifecycle.records import Opened, Phase, Replica, Residency
+from lorry.lifecycle.records import Opened, Replica, Residency
 from lorry.lifecycle.retirement import retire_idle
-from lorry.lifecycle.room import best_resident, make_room
+from lorry.lifecycle.room import best_resident, make_room, may_ask_again
 from lorry.lifecycle.states import State, Trigger
 from lorry.lifecycle.world import World
 
@@ -161,17 +161,9 @@ def drain_loose(world: World) -> None:
         if world.referenced(version):
             continue
         for residency in world.residencies_of(version):
-            if residency.state is State.RESIDENT and _may_ask_again(world, residency):
+            if residency.state is State.RESIDENT and may_ask_again(world, residency):
                 world.move(residency, Trigger.DRAIN)
                 residency.drained_ms = world.now_ms
-
-
-def _may_ask_again(world: World, residency: Residency) -> bool:
-    """Whether its last failure is long enough ago."""
-    if residency.retry_ms > world.now_ms:
-        world.remind(residency.retry_ms)
-        return False
-    return True
 
 
 def empty(world: World) -> None:
@@ -180,7 +172,7 @@ def empty(world: World) -> None:
         for residency in tuple(replica.draining.values()):
             if residency.leases or residency.pin_open is not None:
                 continue  # its end or the pin's report comes first
-            if _may_ask_again(world, residency):
+            if may_ask_again(world, residency):
                 world.move(residency, Trigger.EMPTY)
                 unload(world, residency)
 
@@ -230,7 +222,7 @@ def set_pin(world: World, replica: Replica, version: VersionId, pinned: bool) ->
         return
     if residency.pin_open is not None or residency.engine_pinned is pinned:
         return
-    if not _may_ask_again(world, residency):
+    if not may_ask_again(world, residency):
         return
     replica.pins.add(version)
     residency.engine_pinned = None
@@ -261,8 +253,3 @@ def retire_version(world: World, version: VersionId) -> None:
     if not world.residencies_of(version):
         world.loose.discard(version)
         world.cold.pop(version, None)
-
-
-def phases(world: World) -> dict[AdapterName, Phase]:
-    """What the first call of each name is doing, for people."""
-    return {name: queue[0].phase for name, queue in world.asked.items()}

@@ -431,7 +431,7 @@ def _may_drain_first(world: World, need: Need, old: Residency) -> bool:
         and old.pin_open is None
         and not world.held(old.version)
         and world.names_of.get(old.version) == {need.name}
-        and _not_just_refused(world, old)
+        and may_ask_again(world, old)
     )
 
 
@@ -441,7 +441,7 @@ def candidates(world: World, replica: Replica, wanted: list[Need]) -> list[Candi
     return [
         Candidate(r.version, r.bytes, r.last_used_ms, r.leases)
         for r in replica.holding.values()
-        if may_go(world, r, spared) and _not_just_refused(world, r)
+        if may_go(world, r, spared) and may_ask_again(world, r)
     ]
 
 
@@ -456,7 +456,8 @@ def may_go(world: World, residency: Residency, spared: Collection[VersionId | No
     )
 
 
-def _not_just_refused(world: World, residency: Residency) -> bool:
+def may_ask_again(world: World, residency: Residency) -> bool:
+    """Whether its last failure is long enough ago."""
     if residency.retry_ms > world.now_ms:
         world.remind(residency.retry_ms)
         return False
