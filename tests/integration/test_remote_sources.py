@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from lorry.artifacts.remote import download, staging
-from lorry.artifacts.remote.fetcher import Fetcher
 from lorry.artifacts.remote.policy import AllowedSource, PrivatePlace, SourcePolicy
 from lorry.errors import (
     AdapterInvalid,
@@ -29,17 +27,21 @@ from lorry.errors import (
 )
 from tests.fixtures.adapters import good_adapter
 from tests.fixtures.remote import (
+    LOCAL,
     Asked,
     Authority,
     Files,
     LocalServer,
     Reply,
+    contents,
+    fetcher,
+    have_no_credentials,
+    have_small_parts,
     make_authority,
 )
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-LOCAL = SourcePolicy(private=(PrivatePlace.parse("localhost"),))
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +51,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that tiny adapters have many parts, and tries follow each other at once."""
-    monkeypatch.setattr(staging, "PART_BYTES", 4096)
-    monkeypatch.setattr(download, "FIRST_PAUSE_S", 0.01)
-
-
-@pytest.fixture(autouse=True)
 def environment(authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our authority is trusted, and nobody's real credentials are found."""
+    """Our authority is trusted, parts are small, and nobody's real credentials are found."""
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    for name in ("NETRC", "HF_TOKEN", "HF_ENDPOINT", "AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name, raising=False)
+    have_small_parts(monkeypatch)
+    have_no_credentials(tmp_path / "home", monkeypatch)
 
 
 @pytest.fixture
@@ -77,18 +70,6 @@ def web(files: Files, authority: Authority) -> Iterator[LocalServer]:
     """A TLS file server."""
     with LocalServer(files, authority.context) as server:
         yield server
-
-
-def fetcher(tmp_path: Path, policy: SourcePolicy = LOCAL) -> Fetcher:
-    """With its downloads in `downloads`."""
-    return Fetcher(policy, tmp_path / "downloads")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, the journal of a download aside."""
-    return {
-        file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".")
-    }
 
 
 def test_https_brings_the_same_bytes_and_leaves_nothing(

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lorry.artifacts.remote import download, staging
-from lorry.artifacts.remote.fetcher import Fetcher
-from lorry.artifacts.remote.policy import PrivatePlace, SourcePolicy
+from lorry.artifacts.remote.policy import SourcePolicy
 from lorry.errors import (
     AdapterInvalid,
     Forbidden,
@@ -25,12 +23,14 @@ from tests.fixtures.remote import (
     Hub,
     LocalServer,
     Reply,
+    contents,
+    fetcher,
+    have_no_credentials,
+    have_small_parts,
     make_authority,
     moto_s3,
     put_folder,
 )
-
-LOCAL = SourcePolicy(private=(PrivatePlace.parse("localhost"),))
 
 
 @pytest.fixture(scope="module")
@@ -47,32 +47,11 @@ def s3() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that tiny adapters have many parts, and tries follow each other at once."""
-    monkeypatch.setattr(staging, "PART_BYTES", 4096)
-    monkeypatch.setattr(download, "FIRST_PAUSE_S", 0.01)
-
-
-@pytest.fixture(autouse=True)
 def environment(authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our authority is trusted, and nobody's real credentials are found."""
+    """Our authority is trusted, parts are small, and nobody's real credentials are found."""
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    for name in ("NETRC", "HF_TOKEN", "HF_ENDPOINT", "AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def fetcher(tmp_path: Path, policy: SourcePolicy = LOCAL) -> Fetcher:
-    """With its downloads in `downloads`."""
-    return Fetcher(policy, tmp_path / "downloads")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, the journal of a download aside."""
-    return {
-        file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".")
-    }
+    have_small_parts(monkeypatch)
+    have_no_credentials(tmp_path / "home", monkeypatch)
 
 
 # The hub
