@@ -9,8 +9,10 @@ import anyio
 import psutil
 import pytest
 
+from lorry.adapter_settings import SettingsChange
 from lorry.artifacts.cache import DiskCache
 from lorry.errors import StorageFailed
+from lorry.ids import AdapterName
 from lorry.lifecycle.learning import LearningLimits
 from lorry.supervisor import SupervisorSettings
 from tests.fixtures.adapters import good_adapter
@@ -269,3 +271,18 @@ async def test_uploads_that_fail_or_are_cancelled_leave_no_descriptor(server: Ht
     with anyio.fail_after(LONG_S):
         while psutil.Process().num_fds() > before:
             await anyio.sleep(0.01)
+
+
+async def test_settings_that_contradict_each_other_keep_nobody_from_setting_others(
+    server: HttpServer,
+) -> None:
+    """Two changes that were judged at the same time may come to that."""
+    supervisor = server.service.supervisor
+    await upload(server, 1)
+    for change in ({"defaults": {"temperature": 1.0}}, {"maxima": {"temperature": 0.5}}):
+        asked = supervisor.change(AdapterName("policy"), settings=SettingsChange(change))
+        await supervisor.wait(asked.id)
+    answer = await server.client.patch(POLICY, json={"owner": "me"})
+    assert answer.status_code == 200, answer.text
+    worse = {"defaults": {"top_p": 0.5}}
+    error_of(await server.client.patch(POLICY, json=worse), 400, "request_invalid")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lorry.adapter_settings import AdapterSettings, SettingsChange
+from lorry.adapter_settings import NESTED, AdapterSettings, SettingsChange
 from lorry.chat_template import ChatTemplate
 from lorry.errors import RequestInvalid
 from lorry.server.prompts import render_chat
@@ -124,8 +124,11 @@ async def check_change(
     if change is None:
         return
     new = change.apply(old)
-    _check_order(new)
-    _check_context(service, new)
+    if change.values.keys() & set(
+        NESTED
+    ):  # what contradicts itself already keeps nobody from others
+        _check_order(new)
+        _check_context(service, new)
     for field in ("system_prompt", "chat_template", "stop"):
         if change.values.get(field):
             service.text(field)
