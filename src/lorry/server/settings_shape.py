@@ -124,9 +124,7 @@ async def check_change(
     if change is None:
         return
     new = change.apply(old)
-    if change.values.keys() & set(
-        NESTED
-    ):  # what contradicts itself already keeps nobody from others
+    if any(field in change.values for field in NESTED):  # a contradiction stops no other change
         _check_order(new)
         _check_context(service, new)
     for field in ("system_prompt", "chat_template", "stop"):
