@@ -170,7 +170,7 @@ def test_every_layer_gets_its_part() -> None:
     flags = {"max_loras": "3", "load_timeout": "7", "request_timeout": "9", "api_key": "secret"}
     settings = load_settings({**GIVEN, **flags}, {})
     assert layers.embedded_settings(settings).max_loras == 3
-    assert layers.replica_limits(settings).pins_max == 2
+    assert layers.embedded_settings(settings).max_cpu_loras == settings.max_cpu_loras
     assert layers.fleet_limits(settings).operation_ms == 7000
     assert layers.supervisor_settings(settings).load_timeout_s == 7
     assert layers.server_settings(settings).api_keys == ("secret",)

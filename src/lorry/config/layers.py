@@ -4,7 +4,7 @@ from lorry.artifacts.remote.policy import SourcePolicy
 from lorry.config.fields import Settings
 from lorry.engines.embedded.settings import EmbeddedSettings
 from lorry.lifecycle.learning import LearningLimits
-from lorry.lifecycle.settings import FleetLimits, ReplicaLimits
+from lorry.lifecycle.settings import FleetLimits
 from lorry.server.settings import ServerSettings
 from lorry.supervisor.settings import SupervisorSettings
 
@@ -36,15 +36,6 @@ def fleet_limits(settings: Settings) -> FleetLimits:
         tickets_per_adapter_max=settings.max_queue_per_adapter,
         operation_ms=round(settings.load_timeout * 1000),
         lease_ms=round(settings.request_timeout * 1000),
-    )
-
-
-def replica_limits(settings: Settings) -> ReplicaLimits:
-    """For the core: room on the one replica."""
-    return ReplicaLimits(
-        versions_max=settings.max_cpu_loras,
-        bytes_max=settings.host_cache_bytes,
-        pins_max=min(settings.max_loras, settings.max_cpu_loras) - 1,
     )
 
 

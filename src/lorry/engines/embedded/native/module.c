@@ -65,7 +65,7 @@ static PyObject *start(PyObject *self, PyObject *args) {
     machine->pool = pool_start(threads);
     if (!machine->pool) {
         free(machine);
-        return PyErr_Format(PyExc_OSError, "the system gave no %d threads", threads);
+        return PyErr_Format(PyExc_OSError, "the system gave no %d threads to compute; lower --threads", threads);
     }
     PyObject *capsule = PyCapsule_New(machine, MACHINE, release);
     if (!capsule) {
@@ -103,6 +103,11 @@ static float *scratch(machine_t *machine, int64_t floats) {
     return machine->scratch;
 }
 
+static PyObject *no_room(void) {
+    PyErr_SetString(PyExc_MemoryError, "no memory for the rows of a step; lower --max-num-batched-tokens or --max-num-seqs");
+    return NULL;
+}
+
 /* So much of packed rows stays in the cache next to the core while panels pass by. */
 #define GROUP_BYTES (1 << 20)
 
@@ -138,7 +143,7 @@ static PyObject *product(PyObject *self, PyObject *const *args, Py_ssize_t given
         .norm = v[4].at, .eps = (float)v[5].real, .panels = v[6].at, .bf16 = (int)v[7].whole, .bias = v[8].at, .out = v[9].at,
     };
     p.packed = scratch(machine, 2 * p.rows * p.inner);
-    if (!p.packed) return PyErr_NoMemory();
+    if (!p.packed) return no_room();
     p.input = p.packed + p.rows * p.inner;
     Py_BEGIN_ALLOW_THREADS
     run_product(machine, p);
@@ -237,7 +242,7 @@ static PyObject *forward(PyObject *self, PyObject *const *args, Py_ssize_t given
     run.model = v[0].at;
     run.eps = (float)v[1].real;
     run.step = v[2].at;
-    if (!make_space(run.machine, run.model, run.step, &run.space)) return PyErr_NoMemory();
+    if (!make_space(run.machine, run.model, run.step, &run.space)) return no_room();
     Py_BEGIN_ALLOW_THREADS
     for (int64_t index = 0; index < run.model->count; index++) run_layer(&run, index);
     Py_END_ALLOW_THREADS
