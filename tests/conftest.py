@@ -1,5 +1,6 @@
 """What holds for every test: end-to-end tests are marked as such and may take longer."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,11 @@ from hypothesis import HealthCheck, settings
 ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any machine", ANY_MACHINE)
 settings.load_profile("any machine")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Begun in a script's background (`make test &`), where Ctrl-C is ignored and every child would
+    # inherit that; the servers and commands under test shall start as a terminal starts them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 E2E_TIMEOUT_S = 180
 """A test that starts the first server also waits for the common ground to be built."""
