@@ -18,6 +18,9 @@ QUIET_S = 40.0
 RECONCILE_S = 12.0
 """A little more than the server's own interval between two questions to the engine."""
 AT_REST = ("lorry_leases", "lorry_tickets", "lorry_operations")
+ENGINE_AT_REST = ("running", "waiting", "kv_blocks_used")
+MOVING = ("fetching", "loading", "draining", "unloading")
+"""States that a version does not stay in."""
 SLOTS, IN_MEMORY = 8, 64
 LOG_LINES = 30
 WRONG_IN_LOG = ("broken invariant", "Traceback", "ERROR", "CRITICAL")
@@ -73,19 +76,32 @@ class Ending:
 
     async def _wait_until_quiet(self) -> None:
         deadline_s = time.monotonic() + QUIET_S
-        while True:
-            metrics = await self._metrics()
-            busy = {name: metrics[name] for name in AT_REST if metrics[name]}
-            replica = await self._replica()
-            for name in ("running", "waiting", "kv_blocks_used"):
-                if replica[name]:
-                    busy[f"engine {name}"] = replica[name]
-            if not busy:
-                return
+        while busy := await self._busy():
             if time.monotonic() > deadline_s:
                 self._findings.add(f"{QUIET_S:g} s after the last client left: {busy}")
                 return
             await asyncio.sleep(0.1)
+
+    async def _busy(self) -> dict[str, Any]:
+        """What is still under way: requests, admin calls, and moves between the tiers, for what an
+        engine lost with its process comes back by itself."""
+        metrics, replica, native = (
+            await self._metrics(),
+            await self._replica(),
+            await self._native(),
+        )
+        counts: dict[str, Any] = {name: metrics[name] for name in AT_REST}
+        counts |= {f"engine {name}": replica[name] for name in ENGINE_AT_REST}
+        states = Counter(one["state"] for entry in native for one in entry["residency"])
+        counts |= {state: states[state] for state in MOVING}
+        held = sum(entry["tier"] in ("slot", "host") for entry in native)
+        counts["versions on their way out"] = metrics["lorry_versions_resident host"] - held
+        return {name: count for name, count in counts.items() if count}
+
+    async def _native(self) -> list[dict[str, Any]]:
+        data = (await self._client.get("/v1/adapters?limit=10000")).json()["data"]
+        assert isinstance(data, list)
+        return data
 
     async def _replica(self) -> dict[str, Any]:
         (replica,) = (await self._client.get("/v1/replicas")).json()["data"]
@@ -94,7 +110,7 @@ class Ending:
 
     async def _check_agreement(self, when: str) -> None:
         """Ledger, native list, models, metrics, engine."""
-        native = (await self._client.get("/v1/adapters?limit=10000")).json()["data"]
+        native = await self._native()
         listed = {e["name"]: (e["source"], e["pinned"], e["version"]) for e in native}
         expected = {
             e.name: (str(e.source), e.pinned, e.version)
