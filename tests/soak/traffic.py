@@ -49,7 +49,8 @@ class Asked:
     retry_after: bool = True
 
     def __str__(self) -> str:
-        model = MODEL if self.name is None else self.name + (f"@{self.version}"[:13])
+        model = MODEL if self.name is None else self.name
+        model += f"@{self.version[:SHORT_VERSION]}" if self.version else ""
         how = "streamed" if self.stream else "whole"
         return f"{self.dialect} {how} {model} on {self.prompt}"
 
