@@ -271,8 +271,10 @@ class Shell:
                     error: LorryError = StorageFailed(f"The snapshot of '{command.name}' is gone.")
                     self.feed(ev.LoadFailed(command.operation, error, missing=True))
                     return
+                if command.operation not in self.fleet.world.opened:
+                    return  # the engine was lost meanwhile; the one that came after knows nothing
                 with anyio.fail_after(self.settings.load_timeout_s):
-                    await self.engines[command.replica].add_lora(self._version(command, path))
+                    await self.engines[command.replica].add_lora(_version(command, path))
         except (TimeoutError, EngineTimeout) as problem:
             error = _timeout(f"load of '{command.name}'", problem)
             self.feed(ev.LoadFailed(command.operation, error, unsure=True))
@@ -283,10 +285,6 @@ class Shell:
             self.load_seconds.append((self.clock.now_ms() - began_ms) / 1000)
             del self.load_seconds[:-TIMES_KEPT]
             self.feed(ev.Loaded(command.operation))
-
-    def _version(self, command: cm.Load, path: Path) -> LoraVersion:
-        size = self.registry.manifests[command.version].host_bytes
-        return LoraVersion(command.engine_id, command.version, command.name, path, size)
 
     async def _unload(self, command: cm.Unload) -> None:
         """False is an answer like True: the engine does not hold it (the field report on
@@ -407,6 +405,10 @@ class Shell:
 def _frames(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
     """A bug's place without its words, which may hold what a stranger or a credential said."""
     return RuntimeError, RuntimeError(type(error).__name__), error.__traceback__
+
+
+def _version(command: cm.Load, path: Path) -> LoraVersion:
+    return LoraVersion(command.engine_id, command.version, command.name, path, command.bytes)
 
 
 def _timeout(what: str, problem: BaseException) -> EngineTimeout:
