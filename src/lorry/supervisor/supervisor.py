@@ -177,6 +177,7 @@ class Supervisor:
     def _read(self) -> None:
         """In a worker thread: what is registered, and on the disk."""
         remove_abandoned()
+        self._shell.fetcher.remove_abandoned()
         self._registry.read()
         self._registry.mend(self._shell.cache, self._clock.wall_s())
 
