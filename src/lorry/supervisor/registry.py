@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lorry.adapter_settings import NO_SETTINGS
 from lorry.artifacts.cache import DiskCache
-from lorry.artifacts.parcels import MEMORY
+from lorry.artifacts.parcels import MEMORY, came_with_a_request
 from lorry.artifacts.snapshot import Manifest
 from lorry.errors import BrokenInvariant, StorageFailed
 from lorry.ids import AdapterName, VersionId, short
@@ -144,6 +144,14 @@ class Registry:
     def served(self) -> frozenset[VersionId]:
         """The versions that names stand for now."""
         return frozenset(record.manifest.version for record in self.records.values())
+
+    def sent(self) -> frozenset[VersionId]:
+        """The versions, also earlier ones, that came with a request."""
+        sources = (
+            {**record.previous_sources, record.manifest.version: record.source}
+            for record in self.records.values()
+        )
+        return frozenset(v for each in sources for v, s in each.items() if came_with_a_request(s))
 
     def forget_unused(self, version: VersionId) -> None:
         """Drop the manifest of a version that no name stands for or could be rolled back to."""

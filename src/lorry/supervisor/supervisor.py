@@ -199,6 +199,7 @@ class Supervisor:
             for r in newest_first
         )
         self._shell.cache.protect(self._registry.served())
+        self._shell.uploads.restore(self._registry.sent())
         idle_ms = {
             r.name: milliseconds(r.settings.idle_ttl_s)
             for r in newest_first
