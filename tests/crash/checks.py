@@ -50,9 +50,7 @@ async def _engine(world: World) -> list[str]:
     """The engine's own list, its pins and the metrics against what the API says."""
     http, found = world.http, []
     shapes = (await http.client.get("/v1/adapters")).json()["data"]
-    said = {
-        one["engine_id"] for shape in shapes for one in shape["residency"] if one["engine_id"]
-    }
+    said = {one["engine_id"] for shape in shapes for one in shape["residency"] if one["engine_id"]}
     held = set(await http.engine.list_loras())
     if said != held:
         found.append(f"the API says that engine ids {sorted(said)} are held, the engine {held}")
@@ -86,7 +84,9 @@ def kept(found: Facts, before: Facts, after: Facts, *, answered: bool, lossy: bo
         return []
     wanted = [after] if answered and not lossy else [before, after]
     state = "was answered" if answered else "was not answered"
-    return [f"it {state}, and there is {_shown(found)} instead of {' or '.join(map(_shown, wanted))}"]
+    return [
+        f"it {state}, and there is {_shown(found)} instead of {' or '.join(map(_shown, wanted))}"
+    ]
 
 
 def _shown(facts: Facts) -> str:
@@ -96,9 +96,12 @@ def _shown(facts: Facts) -> str:
     return str(short)
 
 
-def on_disk(state: Path, oracle: Oracle, operation: Operation, facts: Facts) -> list[str]:
+def on_disk(
+    state: Path, oracle: Oracle, operation: Operation, facts: Facts, *, tidied: bool
+) -> list[str]:
     """No rubbish, nothing missing, nothing torn: promises 3 and 8 for the disk. A snapshot that the
-    registry never knew may stay: it is whole, and the cache's limit counts it."""
+    registry never knew may stay: it is whole, and the cache's limit counts it. `tidied`: a start
+    has tidied up, and nothing has happened since."""
     served = {fact["version"] for fact in facts.values()}
     wanted = served | {version for fact in facts.values() for version in fact["previous"]}
     known = {version for (version,) in _rows(state, "SELECT version FROM manifests")}
@@ -109,7 +112,7 @@ def on_disk(state: Path, oracle: Oracle, operation: Operation, facts: Facts) -> 
             found.append(f"cache/{name} was left")
         elif digest_of(path) != oracle.digests[VersionId(name)]:
             found.append(f"the snapshot {name[:12]} is not what it was")
-        elif name in known - wanted:
+        elif name in known - wanted and (tidied or not operation.keeps_files):
             found.append(f"the snapshot {name[:12]} is kept, and no name can come back to it")
     if not operation.may_fall_back:
         needed = served if operation.options.cache_bytes else wanted

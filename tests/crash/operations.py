@@ -48,6 +48,8 @@ class Operation:
     """It is the start of a server."""
     empty: bool = False
     """It finds an empty folder, and no bystanders."""
+    keeps_files: bool = False
+    """What it takes off the registry leaves the disk at the next start only."""
     repeat: Do | None = None
     """Does it after a restart, if not `act`."""
 
@@ -166,7 +168,6 @@ _SNAPSHOT_BYTES = 26_000
 
 _FILES = parts(good_adapter(4))
 _NEW = good_adapter(5)
-_FORM = [(name, part) for _, (name, part) in parts(good_adapter(4))]
 _RELATIVES = _each(_put(4, labels={"x": "1"}), _put(5))
 
 OPERATIONS: dict[str, Operation] = {
@@ -186,7 +187,9 @@ OPERATIONS: dict[str, Operation] = {
         _rewrite, prepare=_put_moving, lay_out=_folder(4)
     ),
     "rollback": Operation(_request("POST", "a/rollback"), prepare=_RELATIVES),
-    "unload": Operation(_request("DELETE"), prepare=_RELATIVES, again=frozenset({404})),
+    "unload": Operation(
+        _request("DELETE"), prepare=_RELATIVES, again=frozenset({404}), keeps_files=True
+    ),
     "unload with purge": Operation(
         _request("DELETE", "a?purge=true"), prepare=_RELATIVES, again=frozenset({404})
     ),
@@ -196,9 +199,7 @@ OPERATIONS: dict[str, Operation] = {
     "upload of a tar": Operation(
         _upload("a/files", "application/gzip", content=tar(folder_files(good_adapter(4))))
     ),
-    "upload of weights": Operation(
-        _upload("a/weights", files=dict(_FORM)), again=frozenset({200, 201})
-    ),
+    "upload of weights": Operation(_upload("a/weights", files=_FILES), again=frozenset({200, 201})),
     "upload of weights, not durable": Operation(
         _upload("a/weights?durable=false", "application/octet-stream", content=raw(_NEW)),
         prepare=_put(4, labels={"x": "1"}),
@@ -220,6 +221,7 @@ OPERATIONS: dict[str, Operation] = {
     "retirement": Operation(
         _grow_idle,
         prepare=_put(4, idle_ttl=IDLE_S),
+        keeps_files=True,
     ),
     "a learnt name": Operation(_learn, options=Options(learn=True)),
     "a followed folder comes": Operation(
@@ -233,6 +235,7 @@ OPERATIONS: dict[str, Operation] = {
         prepare=_listed(5, there=True),
         options=Options(follow=True),
         lay_out=_followed(4, 5),
+        keeps_files=True,
         repeat=_listed(5, there=False),
     ),
 }

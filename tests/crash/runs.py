@@ -16,7 +16,7 @@ from lorry.artifacts import memory
 from tests.crash import checks
 from tests.crash.operations import OPERATIONS, Operation, bystanders
 from tests.crash.processes import Channel, Outcome, forked
-from tests.crash.steps import Step, Steps, watch
+from tests.crash.steps import Step, Steps, watch, words
 from tests.crash.world import ROOMY, Facts, Oracle, Pending, World, world
 
 Plant = Callable[[], None]
@@ -46,6 +46,13 @@ class Tally:
     seconds: int = 0
     """Of them, kills of the restart that followed a kill."""
     findings: list[Finding] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        """Count both together."""
+        self.steps += other.steps
+        self.points += other.points
+        self.seconds += other.seconds
+        self.findings += other.findings
 
 
 @dataclass(slots=True)
@@ -99,7 +106,7 @@ class Crashes:
         """One crash point; with `twice` also each step of the restart that mends it, unless the
         same mending was interrupted before."""
         self._lay_out()
-        shown = "{0} #{1}".format(*point)
+        shown = words(point)
         struck = forked(partial(self._strike, point))
         self.tally.points += 1
         if struck.failure:
@@ -118,14 +125,12 @@ class Crashes:
             for step in trail:
                 yield from self._kill_again(shown, wreck, step, answered)
 
-    def _kill_again(
-        self, shown: str, wreck: Path, step: Step, answered: bool
-    ) -> Iterator[Finding]:
+    def _kill_again(self, shown: str, wreck: Path, step: Step, answered: bool) -> Iterator[Finding]:
         self._restore(wreck)
         forked(partial(self._restart, step))
         self.tally.points += 1
         self.tally.seconds += 1
-        again = "restart, {0} #{1}".format(*step)
+        again = f"restart, {words(step)}"
         yield from self._problems(f"{shown}; {again}", forked(partial(self._check, answered)))
 
     def _problems(self, shown: str, checked: Outcome) -> Iterator[Finding]:
@@ -139,7 +144,7 @@ class Crashes:
 
     def _left(self, said: dict[str, Any]) -> list[str]:
         """What the ended server left on the disk, after the operation was done again."""
-        found = checks.on_disk(self.state, self.oracle, self.operation, said["facts"])
+        found = checks.on_disk(self.state, self.oracle, self.operation, said["facts"], tidied=False)
         return [f"after all, {problem}" for problem in found]
 
     def _same_each_time(self, facts: Facts) -> Facts:
@@ -162,17 +167,19 @@ class Crashes:
 
     # In children
 
-    def _begin(self, target: Step | None = None) -> tuple[Steps, Pending]:
+    def _begin(self, target: Step | None = None, *, right: bool = False) -> tuple[Steps, Pending]:
+        """In each child, first. `right`: without the planted bug."""
         memory._place = lambda: self.state / "memory"  # so that other processes do not disturb
         steps, pending = Steps(self.state, target), Pending()
-        self.plant()
+        if not right:
+            self.plant()
         pending.watch()
         watch(steps)
         return steps, pending
 
     def _prepare(self, channel: Channel) -> None:
         async def run() -> None:
-            _, pending = self._begin()
+            _, pending = self._begin(right=True)
             roomy = replace(self.operation.options, fake=ROOMY, cache_bytes=None)
             async with world(self.place, self.oracle, roomy, pending) as running:
                 await bystanders(running)
@@ -248,7 +255,8 @@ class Crashes:
             lossy=self.operation.may_fall_back,
         )
         problems += await checks.agreement(running)
-        problems += checks.on_disk(self.state, self.oracle, self.operation, found)
+        tidied = not self.operation.options.follow  # which may have unloaded something since
+        problems += checks.on_disk(self.state, self.oracle, self.operation, found, tidied=tidied)
         done = answered or found != self.before
         audit = checks.audit_rows(self.state)
         if self._counts_changes and audit != self._audit[done]:

@@ -20,16 +20,25 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy.engine.default import DefaultDialect
 
+from lorry.artifacts import cache
 from lorry.lifecycle import events as ev
 from lorry.supervisor.shell import Shell
 
 Step = tuple[str, int]
 """What is about to happen, and how often it has happened before in this run."""
+
+
+def words(step: Step) -> str:
+    """For people."""
+    label, before = step
+    return f"{label} #{before}"
+
 
 REPORTS = (
     ev.Fetched,
@@ -56,6 +65,9 @@ PATH_EVENTS = {
 }
 """Audit events of changes on the disk: how many of their arguments are paths, and which one is the
 folder that a path is relative to."""
+
+TENSORS = 28
+"""Of the adapters that are written here."""
 
 CHANGING = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_RDWR
 _DRAWN = re.compile(r"[0-9a-f]{16,64}")
@@ -115,6 +127,7 @@ def watch(steps: Steps) -> None:
     _before(os, "pwrite", lambda fd, *_: steps.on_disk("write", fd))
     _before(shutil, "copyfileobj", lambda _, new, *__: steps.on_disk("write", new.fileno()))
     _around_commits(steps)
+    cache.pieces = _within_weights(steps, cache.pieces)
     feed = Shell.feed
 
     def fed(shell: Shell, event: ev.Event) -> None:
@@ -138,6 +151,18 @@ def _audit(steps: Steps, event: str, arguments: tuple[Any, ...]) -> None:
         if folder is not None and arguments[folder] >= 0:
             paths = (f"{_place_of(arguments[folder])}/{os.fsdecode(paths[0])}",)
         steps.on_disk(event.partition(".")[2], *paths)
+
+
+def _within_weights(steps: Steps, pieces: Callable[..., Any]) -> Callable[..., Any]:
+    """Weights are written piece by piece; of these moments the first and one in the middle."""
+    calls = count()
+
+    def told(*arguments: Any) -> Any:
+        if next(calls) % TENSORS in (0, TENSORS // 2):
+            steps.take("write a part of the weights")
+        return pieces(*arguments)
+
+    return told
 
 
 def _place_of(descriptor: int) -> str:

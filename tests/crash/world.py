@@ -12,9 +12,10 @@ from typing import Any
 
 from lorry.artifacts.cache import DiskCache
 from lorry.artifacts.reading import WEIGHTS_FILE
+from lorry.clock import Clock
 from lorry.engine import GenerateRequest, LoadReport, LoraVersion, SamplingParams, TokenChunk
 from lorry.engines.fake_script import FakeSettings, fake_chunks
-from lorry.ids import AdapterName, EngineId, VersionId
+from lorry.ids import EngineId, VersionId
 from lorry.supervisor import SupervisorSettings
 from lorry.supervisor.shell import Shell
 from tests.crash.steps import Steps
@@ -172,6 +173,13 @@ class Pending:
 
     count: int = 0
 
+    @classmethod
+    def watching(cls) -> "Pending":
+        """One that counts already."""
+        pending = cls()
+        pending.watch()
+        return pending
+
     def watch(self) -> None:
         """Count the tasks of every shell of this process from now on."""
         spawn = Shell._spawn
@@ -192,7 +200,12 @@ class Pending:
 
 @asynccontextmanager
 async def world(
-    place: Path, oracle: Oracle, options: Options, pending: Pending, steps: Steps | None = None
+    place: Path,
+    oracle: Oracle,
+    options: Options,
+    pending: Pending,
+    steps: Steps | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[World]:
     """Start a server on the state in `place`."""
     patterns = (str(oracle.folder / "adapter-{name}"),) if options.learn else ()
@@ -208,6 +221,7 @@ async def world(
         engine=ReadingFake(options.fake, steps),
         supervision=supervision,
         cache_bytes=options.cache_bytes,
+        clock=clock,
         served_model_names=(BASE,),
         eos_token_ids=(),
     ) as http:

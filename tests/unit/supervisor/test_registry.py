@@ -1,6 +1,5 @@
 """What a start does about the disk: the registry says what is wanted there."""
 
-import dataclasses
 import logging
 from pathlib import Path
 
