@@ -34,7 +34,9 @@ def test_promises_1_3_4_and_8_survive_a_kill_at_any_step(group: int) -> None:
 
 @pytest.mark.timeout(180)
 def test_promise_8_survives_a_kill_of_the_restart_that_mends_a_kill() -> None:
-    done = crash("--only", "unload with purge", "--stride", "9", "--twice")
+    done = crash(
+        *("--only", "unload with purge", "--twice", "--stride", "22", "--first-step", "12")
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "(0 of them during a restart)" not in done.stdout
 
