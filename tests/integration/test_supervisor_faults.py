@@ -90,6 +90,29 @@ async def test_promise_7_a_request_that_the_engine_fails_to_close_gives_its_leas
         assert not served._shell.requests
 
 
+class BadCancels(TinyFake):
+    """Its answers hang, and fail when they are cancelled."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Nothing, for ever."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise ValueError("none of our errors")
+        yield TokenChunk(())
+
+
+async def test_a_cancelled_request_stays_cancelled_whatever_its_engine_raises(
+    tmp_path: Path,
+) -> None:
+    async with _served_by(BadCancels(), tmp_path) as served:
+        with anyio.move_on_after(0.05) as scope:
+            async with served.generate(name=None, prompt=(1,), sampling=_long()) as chunks:
+                await anext(chunks)
+        assert scope.cancelled_caught
+        assert not served._fleet.world.leases
+
+
 async def test_engines_and_store_are_closed_whatever_one_engine_does(tmp_path: Path) -> None:
     engine = TinyFake()
     engine.inject("aclose", FOREIGN)

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.lowlevel
 
 from lorry.engine import Engine, GenerateRequest, TokenChunk
 from lorry.errors import LorryError, RequestAborted
@@ -84,6 +85,8 @@ class Request:
             try:
                 chunk = await anext(chunks, None)
             except Exception as problem:
+                # An engine that fails because the request was cancelled must not hide that it was.
+                await anyio.lowlevel.checkpoint_if_cancelled()
                 raise engine_error("request", problem) from problem
         self.scope = None
         if chunk is None:

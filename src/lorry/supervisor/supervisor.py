@@ -267,11 +267,10 @@ class Supervisor:
         """Each engine's last word about itself."""
         return {replica: engine.health() for replica, engine in self._engines.items()}
 
-    async def events(self, after: int = 0) -> AsyncIterator[ChangeEvent]:
-        """Changes with a sequence above `after`, as they happen, without end."""
+    def events(self, after: int = 0) -> AsyncGenerator[ChangeEvent]:
+        """Changes with a sequence above `after`, as they happen, without end. Close it."""
         changes = self._shell.changes
-        async for change in changes.follow(changes.place(after)):
-            yield change
+        return changes.follow(changes.place(after))
 
     def events_so_far(self, after: int = 0) -> tuple[ChangeEvent, ...]:
         """Those of them that have happened and are still remembered."""
