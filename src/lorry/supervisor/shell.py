@@ -6,7 +6,7 @@ report; only a bug of ours ends the server.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -359,16 +359,21 @@ class Shell:
 
     async def _watch(self, replica: ReplicaId, engine: Engine) -> None:
         """Ups and downs of one engine."""
-        async for event in engine.events():
-            if isinstance(event, EngineDown):
-                self._losses[replica] += 1
-                self.down_reasons[replica] = event.reason
-                self.feed(ev.EngineLost(replica, event.reason))
-            else:
-                self.down_reasons[replica] = ""
-                await self._see(replica, engine)
-            self.up_changed.set()
-            self.up_changed = anyio.Event()
+        events = engine.events()
+        try:
+            async for event in events:
+                if isinstance(event, EngineDown):
+                    self._losses[replica] += 1
+                    self.down_reasons[replica] = event.reason
+                    self.feed(ev.EngineLost(replica, event.reason))
+                else:
+                    self.down_reasons[replica] = ""
+                    await self._see(replica, engine)
+                self.up_changed.set()
+                self.up_changed = anyio.Event()
+        finally:
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()  # not left to the garbage collector
 
     async def _reconcile(self, replica: ReplicaId, engine: Engine) -> None:
         """Look again now and then: residency is observed, never remembered (promise 1)."""
