@@ -47,7 +47,7 @@ soak: $(VENV)/.installed
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 crash: $(VENV)/.installed
-	$(BIN)/python -m tests.crash --twice $(ARGS)
+	$(BIN)/python -m tests.crash $(ARGS)
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)

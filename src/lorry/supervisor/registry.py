@@ -13,6 +13,7 @@ from lorry.errors import BrokenInvariant, StorageFailed
 from lorry.ids import AdapterName, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.store.store import AdapterRecord, AuditEntry, Store
+from lorry.store.values import trimmed
 from lorry.supervisor.learning import LABEL
 
 log = logging.getLogger(__name__)
@@ -123,16 +124,33 @@ class Registry:
         )
 
     def write(self, command: cm.Commit, record: AdapterRecord | None, at_s: float) -> None:
-        """Write a change. Blocks; raises `StorageFailed` and then nothing has changed."""
+        """Write a change. Blocks; raises `StorageFailed` and then nothing has changed, unless the
+        store cannot even be read."""
         audit = AuditEntry(
             at_s, command.action, command.name, command.version, detail=command.detail
         )
-        if record is None:
-            old = self.records[command.name]
-            audit = replace(audit, version=old.manifest.version)
-            self._store.remove(command.name, audit)
-        else:
-            self._store.put(record, audit)
+        try:
+            if record is None:
+                old = self.records[command.name]
+                self._store.remove(command.name, replace(audit, version=old.manifest.version))
+            else:
+                self._store.put(record, audit)
+        except StorageFailed as error:
+            if not self._holds(command.name, record):
+                raise
+            log.warning(
+                "the change of '%s' is written, though the store said: %s",
+                *(command.name, error.message),
+            )
+
+    def _holds(self, name: AdapterName, record: AdapterRecord | None) -> bool:
+        """Whether the store has a record, after a write of which it said that it failed: a commit
+        whose answer is lost is a commit, and would come out at the next start."""
+        try:
+            found = {stored.name: stored for stored in self._store.adapters()}.get(name)
+        except StorageFailed:
+            return False
+        return found == (None if record is None else trimmed(record))
 
     def apply(self, command: cm.Commit, record: AdapterRecord | None) -> tuple[VersionId, ...]:
         """Take a written change over; the versions that the name may have stood for last."""
