@@ -26,6 +26,7 @@ help:
 	@echo "make crash             kill a server at every durable step of every operation; ARGS=--help lists the options"
 	@echo "make fuzz              20,000 mangled adapter folders beside PEFT, strange requests, schemathesis over all routes"
 	@echo "make bench             throughput; ARGS=--help lists the options"
+	@echo "make bench-isolation   what adapters cost each other, with bounds; ARGS=--help lists the options"
 	@echo "make serve             a server on the demo's model, or MODEL=/path/to/model; ARGS are flags of 'lorry serve'"
 	@echo "make clean             remove caches and build products; 'rm -r $(VENV)' removes the installation"
 
@@ -54,6 +55,10 @@ fuzz: $(VENV)/.installed
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)
+
+.PHONY: bench-isolation
+bench-isolation: $(VENV)/.model
+	$(BIN)/python -m bench.isolation $(ARGS)
 
 serve: $(VENV)/.model
 	$(BIN)/lorry serve "$${MODEL:-$$($(BIN)/lorry demo --print-model)}" $(ARGS)

@@ -72,19 +72,27 @@ def save(
     gates: Sequence[GateReport],
     report: str,
 ) -> Path:
+    """Everything that `throughput` found; returns the file."""
+    found = {
+        "samples": [asdict(sample) for sample in samples],
+        "gates": [asdict(gate) for gate in gates],
+    }
+    return keep("throughput", options, found, report)
+
+
+def keep(bench: str, options: Mapping[str, Any], found: Mapping[str, Any], report: str) -> Path:
     """Everything as JSON below bench/results; returns the file."""
     RESULTS.mkdir(exist_ok=True)
     now = datetime.now(UTC)
-    path = RESULTS / f"throughput-{now:%Y%m%dT%H%M%SZ}.json"
-    found = {
+    path = RESULTS / f"{bench}-{now:%Y%m%dT%H%M%SZ}.json"
+    whole = {
         "at": now.isoformat(),
         "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
         "options": {key: str(value) for key, value in options.items()},
-        "samples": [asdict(sample) for sample in samples],
-        "gates": [asdict(gate) for gate in gates],
+        **found,
         "table": report.splitlines(),
     }
-    path.write_text(json.dumps(found, indent=1))
+    path.write_text(json.dumps(whole, indent=1))
     return path
 
 

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -71,7 +72,8 @@ class _Rows:
 
 
 class EngineCore(Generic[Packed]):
-    """All state of the engine; used from one thread."""
+    """All state of the engine. One thread steps; another that holds `books` may do what touches no
+    request, even while a step computes: see `uses`."""
 
     def __init__(
         self,
@@ -87,6 +89,8 @@ class EngineCore(Generic[Packed]):
         self.pool = pool
         self.slots = SlotTable(limits.max_loras)
         self.scheduler = Scheduler(limits.schedule, pool, self.slots)
+        self.books = RLock()
+        """Held by whoever looks at anything here or changes it, but not while a step computes."""
         self._model = model
         self._device_slots = device_slots
         self._limits = limits
@@ -103,22 +107,30 @@ class EngineCore(Generic[Packed]):
         """One step of the loop; see `take_outputs` for what it did."""
         works: list[Work] = []
         try:
-            plan = self.scheduler.plan(self._clock())
-            works = self._fill_slots(plan)
-            if works:
+            with self.books:
+                works = self._fill_slots(self.scheduler.plan(self._clock()))
+                if not works:
+                    return
                 batch, rows = build_batch(works, self.slots)
-                with torch.inference_mode():
-                    logits = self._model.forward(batch)
+            with torch.inference_mode():
+                logits = self._model.forward(batch)
+                with self.books:
                     self._postprocess(rows, logits)
         except Exception as error:
             logger.exception("a step failed; its requests end with an error")
             hit = {id(work.running) for work in works}
-            self._fail((r for r in self.scheduler.everyone() if id(r) in hit or not hit), error)
+            with self.books:
+                self._fail((r for r in self.scheduler.everyone() if id(r) in hit or not hit), error)
 
     def take_outputs(self) -> list[Output]:
         """What was done for whom since the last call, in order."""
-        outputs, self._outputs = self._outputs, []
+        with self.books:
+            outputs, self._outputs = self._outputs, []
         return outputs
+
+    def uses(self, engine_id: EngineId) -> bool:
+        """Whether a request runs or waits on it; if not, it may go while a step computes."""
+        return any(running.engine_id == engine_id for running in self.scheduler.everyone())
 
     # Requests.
 

@@ -1,11 +1,12 @@
-"""The engine's own process: reads commands between steps, and sends what each step did.
+"""The engine's own process: carries out commands, and sends what each step did.
 
     reader thread ---> inbox ---> main thread: commands, then one step, then one frame of outputs
     loader threads --> inbox
 
-Only the main thread touches the core and writes to the socket. Files are read and packed in loader
-threads, so decoding does not wait for a load. The process ends when the other end of the socket
-does, whatever it is busy with.
+Files are read and packed in loader threads, so decoding does not wait for a load. Nor does a load
+or an unload wait for a step: while one computes, the thread that has a command carries it out
+itself if it touches no request. It holds the core's books meanwhile, and overtakes nothing in the
+inbox. The process ends when the other end of the socket does, whatever it is busy with.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Thread
+from threading import Lock, RLock, Thread
 from typing import NoReturn
 
 from lorry.engine import EngineHealth, LoraVersion
@@ -43,6 +44,10 @@ STATUS_INTERVAL_S = 0.1
 
 CHECK_INTERVAL_S = 10.0
 """Between two checks of the books, done only when idle."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that computes in Python keeps the others waiting. Python's own 5 ms are longer
+than a step of a small model, and a load asks for its turn dozens of times."""
 
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
@@ -70,12 +75,18 @@ class _Load:
 
 
 class Worker:
-    """The main thread's work."""
+    """The main thread's work, and what others do in its stead."""
 
     def __init__(self, sock: socket.socket) -> None:
         """The other end of `sock` is the server's."""
         self._sock = sock
+        self._sending = Lock()
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._books = RLock()
+        """The core's, once there is one."""
+        self._pending = 0
+        """Messages in the inbox or just taken out of it, not yet carried out; guarded by the books.
+        """
         self._loads: dict[EngineId, _Load] = {}
         self._added_by: dict[EngineId, int] = {}
         self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="load")
@@ -83,6 +94,7 @@ class Worker:
         self._status_due = 0.0
         self._check_due = 0.0
         self._engine: Engine
+        self._ready = False
 
     def run(self) -> NoReturn:
         """Load the model, then step until the server goes away."""
@@ -91,16 +103,42 @@ class Worker:
         while True:
             if not self._engine.core.busy:
                 self._rest()
-                self._take(self._inbox.get())
+                self._take_next()
             while not self._inbox.empty():
-                self._take(self._inbox.get())
+                self._take_next()
             self._step()
+
+    def _take_next(self) -> None:
+        message = self._inbox.get()
+        with self._books:
+            self._take(message)
+            self._pending -= 1
+
+    def deliver(self, message: object) -> None:
+        """In the reader's thread or a loader's: carry it out at once, or leave it to the main
+        thread, which is quick to take it unless a step computes."""
+        with self._books:
+            if self._ready and not self._pending and self._fits_beside_a_step(message):
+                self._take(message)
+            else:
+                self._pending += 1
+                self._inbox.put(message)
+
+    def _fits_beside_a_step(self, message: object) -> bool:
+        core = self._engine.core
+        match message:
+            case wire.AddLora() | wire.ListLoras() | _Loaded():
+                return core.busy
+            case wire.RemoveLora(_, engine_id):
+                return core.busy and not core.uses(engine_id)
+            case _:
+                return False
 
     def _read(self) -> None:
         unpacker = wire.Unpacker()
         while data := self._receive():
             for message in unpacker.feed(data):
-                self._inbox.put(message)
+                self.deliver(message)
         os._exit(0)
 
     def _receive(self) -> bytes:
@@ -111,14 +149,23 @@ class Worker:
 
     def _load_model(self) -> None:
         start = self._inbox.get()
+        with self._books:
+            self._pending -= 1
         assert isinstance(start, wire.Start)
         try:
-            self._engine = build(start.settings, lambda *done: self._send(wire.Progress(*done)))
+            engine = build(start.settings, lambda *done: self._send(wire.Progress(*done)))
         except Exception as error:
             logger.debug("the model could not be loaded", exc_info=True)
             self._send(wire.Failed(wire.failure(error)))
             os._exit(1)
-        self._send(wire.Ready(self._engine.capabilities, self._engine.core.health()))
+        self._send(wire.Ready(engine.capabilities, engine.core.health()))
+        self.adopt(engine)
+
+    def adopt(self, engine: Engine) -> None:
+        """From now on commands are for this engine, and its books are guarded as the inbox is."""
+        with self._books:
+            engine.core.books = self._books
+            self._engine, self._ready = engine, True
 
     def _step(self) -> None:
         core = self._engine.core
@@ -134,7 +181,8 @@ class Worker:
         """Nothing to do: say so, and see whether the books are right."""
         self._send_status()
         if time.monotonic() >= self._check_due:
-            self._engine.core.check()
+            with self._books:
+                self._engine.core.check()
             self._check_due = time.monotonic() + CHECK_INTERVAL_S
 
     def _send_outputs(self, outputs: list[wire.Output]) -> None:
@@ -142,7 +190,8 @@ class Worker:
             self._send(wire.Outputs(outputs))
 
     def _send_status(self) -> None:
-        health = self._engine.core.health()
+        with self._books:
+            health = self._engine.core.health()
         if health != self._last_status:
             self._last_status = health
             self._send(wire.Status(health))
@@ -203,7 +252,7 @@ class Worker:
             logger.debug("an adapter could not be loaded", exc_info=True)
             fault = error
         seconds = time.perf_counter() - began
-        self._inbox.put(_Loaded(command, version, adapter, fault, seconds))
+        self.deliver(_Loaded(command, version, adapter, fault, seconds))
 
     def _finish_load(self, loaded: _Loaded) -> None:
         load = self._loads.pop(loaded.version.engine_id)
@@ -245,7 +294,8 @@ class Worker:
 
     def _send(self, message: wire.FromEngine) -> None:
         try:
-            self._sock.sendall(wire.pack(message))
+            with self._sending:
+                self._sock.sendall(wire.pack(message))
         except OSError:
             os._exit(0)
 
@@ -269,6 +319,7 @@ def die_with_parent() -> None:
 def main() -> NoReturn:
     """`python -m lorry.engines.embedded.process FD`: FD is one end of a socket pair."""
     logging.basicConfig(format="%(levelname)s engine: %(message)s", level=logging.INFO)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     die_with_parent()
     try:
         Worker(socket.socket(fileno=int(sys.argv[1]))).run()

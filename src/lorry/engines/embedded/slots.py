@@ -14,6 +14,7 @@ is merged in the second step running that asks for it, and stays until one of it
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -38,7 +39,8 @@ UNIT_FLOPS_GPU = 1e10
 
 
 class LoraSlots:
-    """`max_loras` places for adapters that a step may use. Used from the decoder's thread."""
+    """`max_loras` places for adapters that a step may use. While it computes, another thread may
+    clear a slot that it does not name."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class LoraSlots:
         `unit_cost` is what a product costs beside its arithmetic, in rows times ranks; 0 computes
         each adapter by itself, infinity always merges, None is as measured.
         """
+        self._lock = RLock()
         self._held: list[HostAdapter | None] = [None] * max_loras
         self._max_rank = max_rank
         self._shape = shape
@@ -84,18 +87,20 @@ class LoraSlots:
                 f"{adapter.buffer.dtype}; the base has {self._shape.layers} in {self._dtype}."
             )
         moved = adapter.to(self._device)
-        self.clear(slot)
-        self._held[slot] = moved
-        if self._kernels is not None:
-            self._tables[slot] = adapter_table(moved.layers)
+        with self._lock:
+            self.clear(slot)
+            self._held[slot] = moved
+            if self._kernels is not None:
+                self._tables[slot] = adapter_table(moved.layers)
 
     def clear(self, slot: int) -> None:
         """The slot holds nothing, and its bank is no longer merged."""
-        self._held[slot] = None
-        self._tables.pop(slot, None)
-        self._merged.pop(slot // BANK_SIZE, None)
-        self._asked -= {slot // BANK_SIZE}
-        self._last = None
+        with self._lock:
+            self._held[slot] = None
+            self._tables.pop(slot, None)
+            self._merged.pop(slot // BANK_SIZE, None)
+            self._asked -= {slot // BANK_SIZE}
+            self._last = None
 
     def statistics(self) -> dict[str, int]:
         """Slots in use, bytes of their adapters and of merged banks, and merges done so far."""
@@ -110,12 +115,14 @@ class LoraSlots:
     def step(self, segments: Sequence[Segment]) -> AnyLoraStep:
         """The low-rank work of a step whose adapter rows are `segments`, in row order, no gaps."""
         key = tuple(segments)
-        if self._last is not None and self._last[0] == key:
-            return self._last[1]
-        if self._kernels is not None:
-            return self._native_step(key)
+        with self._lock:
+            if self._last is not None and self._last[0] == key:
+                return self._last[1]
+            return self._merging_step(key) if self._kernels is None else self._native_step(key)
+
+    def _merging_step(self, key: tuple[Segment, ...]) -> LoraStep:
         asked: set[int] = set()
-        units = [unit for run in _runs(segments) for unit in self._units(run, asked)]
+        units = [unit for run in _runs(key) for unit in self._units(run, asked)]
         step = LoraStep(units)
         # A step that waits for a merge is planned anew next time; any other may serve again.
         self._last = (key, step) if asked <= self._merged.keys() else None
