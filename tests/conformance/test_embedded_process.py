@@ -127,6 +127,25 @@ async def test_a_busy_engine_is_not_taken_for_a_hung_one() -> None:
         assert rig.pid() == pid
 
 
+async def test_an_engine_that_is_stopped_for_a_while_says_so_and_goes_on_as_it_was() -> None:
+    async with started(hang_timeout_s=60.0) as rig:
+        lora = rig.lora(1)
+        await rig.engine.add_lora(lora)
+        pid, wanted = rig.pid(), (await collect(rig.engine, ask(lora))).tokens
+        os.kill(pid, signal.SIGSTOP)
+        with anyio.fail_after(LIMIT_S):
+            while rig.engine.health().ready:
+                await anyio.sleep(0.05)
+        assert "its process is stopped" in rig.engine.health().reason
+        os.kill(pid, signal.SIGCONT)
+        with anyio.fail_after(LIMIT_S):
+            while not rig.engine.health().ready:
+                await anyio.sleep(0.05)
+        assert (rig.pid(), rig.engine.health().reason) == (pid, "")
+        assert await rig.engine.list_loras() == {lora.engine_id}
+        assert (await collect(rig.engine, ask(lora))).tokens == wanted
+
+
 async def test_promise_4_an_add_that_timed_out_or_was_cancelled_holds_nothing() -> None:
     async with started(command_timeout_s=0.3, hang_timeout_s=60.0) as rig:
         os.kill(rig.pid(), signal.SIGSTOP)

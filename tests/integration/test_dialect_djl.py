@@ -163,3 +163,12 @@ async def test_a_model_with_a_slash_in_its_name_can_be_the_prefix(tmp_path: Path
         assert (await server.client.get(f"{prefix}/adapters/x/y")).json()[0]["name"] == "x/y"
         updated = await server.client.post(f"{prefix}/adapters/x/y/update")
         assert updated.json() == {"status": "Adapter x/y updated"}
+
+
+async def test_a_name_with_a_line_end_is_refused_in_the_dialect_of_its_route(
+    server: HttpServer,
+) -> None:
+    djl = await server.client.get("/models/base/adapters/a%0Ab")
+    assert (djl.status_code, djl.json()["type"]) == (404, "BadRequestException")
+    vllm = await server.client.delete("/adapters/a%0Ab")
+    assert (vllm.status_code, vllm.json()["error"]["type"]) == (404, "NotFoundError")

@@ -416,6 +416,21 @@ async def test_promise_8_a_restart_keeps_what_was_acknowledged(tmp_path: Path) -
         assert (await server.complete(model="policy")).status_code == 200
 
 
+async def test_promise_3_an_upload_that_is_unloaded_after_a_restart_leaves_the_disk(
+    tmp_path: Path,
+) -> None:
+    async with http_server(tmp_path) as server:
+        await server.client.put(FILES, files=parts(good_adapter(1)))
+        await server.client.put(FILES, files=parts(good_adapter(2)))
+    async with http_server(tmp_path) as server:
+        assert len(list((tmp_path / "cache").iterdir())) == 2
+        answer = await server.client.delete("/v1/adapters/policy")
+        assert answer.status_code == 200, answer.text
+        with anyio.fail_after(10):
+            while list((tmp_path / "cache").iterdir()):
+                await anyio.sleep(0.005)
+
+
 async def test_a_stop_in_order_waits_for_the_copy_of_durable_false(tmp_path: Path) -> None:
     async with http_server(tmp_path) as server:
         url = f"{WEIGHTS}?durable=false"

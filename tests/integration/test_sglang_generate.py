@@ -368,3 +368,28 @@ async def test_salted_requests_share_no_prefix(server: HttpServer) -> None:
         answer = await whole(server, input_ids=long, **salt)
         cached.append(answer["meta_info"]["cached_tokens"] > 0)
     assert cached == [False, True, False, True]
+
+
+async def test_half_a_surrogate_pair_is_no_text(server: HttpServer) -> None:
+    answer = await server.client.post(
+        "/generate",
+        content=b'{"text": "a\\ud800", "sampling_params": {"max_new_tokens": 1}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 400
+    assert "half a surrogate pair at character 1" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [("/generate", {"error"}), ("/load_lora_adapter", {"success", "error_message"})],
+)
+async def test_bytes_that_are_no_text_are_refused_in_the_routes_own_shape(
+    server: HttpServer, path: str, shape: set[str]
+) -> None:
+    answer = await server.client.post(
+        path, content=b"\xff\xfe{", headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert shape <= answer.json().keys()
+    assert "not JSON" in answer.text

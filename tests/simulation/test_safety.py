@@ -9,6 +9,8 @@ import pytest
 from tests.simulation.smoke import CHUNK, SMOKE_SEEDS, smoke
 from tests.simulation.world import run
 
+ONE_SEED = ("--level", "1", "--seed", "6", "--trace", "--steps", "300")
+
 
 @pytest.mark.parametrize("first", range(SMOKE_SEEDS.start, SMOKE_SEEDS.stop, CHUNK))
 def test_no_promise_is_broken_in_simulated_worlds(first: int) -> None:
@@ -26,12 +28,12 @@ def test_an_equal_seed_gives_an_equal_trace() -> None:
 def test_the_trace_does_not_depend_on_the_process() -> None:
     outputs = {
         subprocess.run(
-            [sys.executable, "-m", "tests.simulation", "--seed", "6", "--trace", "--steps", "300"],
+            [sys.executable, "-m", "tests.simulation", *ONE_SEED],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             check=True,
             text=True,
-        ).stdout.rpartition("1 seeds")[0]
+        ).stdout
         for seed in ("1", "2")
     }
     assert len(outputs) == 1

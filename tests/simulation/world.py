@@ -25,7 +25,7 @@ from tests.simulation.workload import Workload
 SETTLE_MS = 60_000
 """Virtual time within which a world without faults and arrivals must come to rest."""
 
-LAST_STEPS = 40
+LAST_STEPS = 50
 """Steps shown with a finding."""
 
 Happening = Callable[[], ev.Event | None]

@@ -65,7 +65,7 @@ def read_config(content: bytes) -> tuple[dict[str, Any] | None, list[str]]:
             "it."
         ]
     try:
-        raw = json.loads(content)
+        raw = json.loads(content.decode("utf-8"))  # not UTF-16, which json would take and PEFT not
     except (ValueError, RecursionError) as error:
         reason = shown(str(error))
         return None, [
@@ -116,7 +116,7 @@ def parse_config(raw: Mapping[str, Any]) -> tuple[AdapterConfig, list[str]]:
         alpha_pattern=fields.pattern("alpha_pattern", _finite, "a finite number"),
         base_model=_base_model(raw.get("base_model_name_or_path")),
     )
-    return config, [*_refusals(raw), *fields.problems, *_contradictions(config)]
+    return config, [*_refusals(raw), *fields.problems, *_contradictions(config), *_oddities(raw)]
 
 
 class _Fields:
@@ -260,6 +260,29 @@ _KNOWN_CONFIGS = frozenset(
     {"auto_mapping", "loftq_config", "eva_config", "corda_config", "lora_ga_config"}
 ) | {"runtime_config"}
 """Objects that steer training or placement only."""
+
+
+TASK_TYPES = (
+    *("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION"),
+)
+"""PEFT's `TaskType`, in src/peft/utils/peft_types.py."""
+
+
+def _oddities(raw: Mapping[str, Any]) -> list[str]:
+    """Fields that change no answer here, but that PEFT refuses to read."""
+    expected: list[tuple[str, str]] = []
+    if raw.get("task_type") not in (None, *TASK_TYPES):
+        expected.append(("task_type", f"null or one of {', '.join(TASK_TYPES)}"))
+    dropout = _finite(raw.get("lora_dropout", 0.0))
+    if dropout is None or not 0 <= dropout <= 1:
+        expected.append(("lora_dropout", "a number from 0 to 1"))
+    expected += [
+        (key, "null or an object")
+        for key in sorted(_KNOWN_CONFIGS & raw.keys())
+        if raw[key] is not None and not isinstance(raw[key], dict)
+    ]
+    action = "save the adapter again with PEFT's save_pretrained"
+    return [problem(key, raw[key], what, action) for key, what in expected]
 
 
 def _refusals(raw: Mapping[str, Any]) -> list[str]:

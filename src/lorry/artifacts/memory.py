@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,10 +30,6 @@ from lorry.errors import CapacityExhausted, RequestInvalid
 
 LINKS_PREFIX = f"lorry-{os.getuid()}-"
 """Of the folders of links, which other users have too."""
-
-ABANDONED_S = 60.0
-"""A folder of links that is older and that nobody has locked was left by a process that was killed.
-The age leaves its maker the moment between making it and locking it."""
 
 
 class MemoryFile:
@@ -176,16 +171,32 @@ class _Links:
     """A folder for links, locked while its owner lives."""
 
     def __init__(self) -> None:
-        self.path = _place() / f"{LINKS_PREFIX}{secrets.token_hex(8)}"
-        self.path.mkdir(mode=0o700)
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        made = None
+        while made is None:
+            made = _locked_folder()
+        self.path, self._lock = made
 
     def close(self) -> None:
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
+
+
+def _locked_folder() -> tuple[Path, int] | None:
+    """A new folder of links and its lock; None when a server that starts took it for abandoned in
+    the moment before it was locked."""
+    path = _place() / f"{LINKS_PREFIX}{secrets.token_hex(8)}"
+    path.mkdir(mode=0o700)
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if os.fstat(lock).st_nlink:
+        return path, lock
+    os.close(lock)
+    return None
 
 
 def _place() -> Path:
@@ -199,15 +210,13 @@ def remove_abandoned(place: Path | None = None) -> int:
     removed = 0
     for path in (place or _place()).glob(f"{LINKS_PREFIX}*"):
         try:
-            old = time.time() - path.stat().st_mtime > ABANDONED_S
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if old:
-                shutil.rmtree(path, ignore_errors=True)
-                removed += 1
+            shutil.rmtree(path, ignore_errors=True)
+            removed += 1
         except BlockingIOError:
             continue
         finally:

@@ -119,7 +119,18 @@ def _entries(file: str, content: bytes) -> list[tuple[str, Any]]:
         raise HeaderInvalid(
             f"{file}: tensor {twice[0]!a} is in the header twice, expected once; save it again."
         )
+    _check_metadata(file, dict(entries).get("__metadata__"))
     return list(entries)
+
+
+def _check_metadata(file: str, metadata: object) -> None:
+    """Texts by name or nothing, or the safetensors library would not read the file."""
+    pairs = metadata if isinstance(metadata, _Pairs) else ()
+    if metadata not in (None, pairs) or not all(isinstance(value, str) for _, value in pairs):
+        raise HeaderInvalid(
+            f"{file}: the header's __metadata__ is {str(metadata)[:80]!a}, expected an object of "
+            "texts; save it again."
+        )
 
 
 class _Pairs(list[tuple[str, Any]]):

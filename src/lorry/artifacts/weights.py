@@ -1,8 +1,8 @@
 """The contents of the tensors: every bit is looked at once, in pieces, before anything is kept.
 
-What is looked for: NaN and infinities (one makes every answer NaN), and adapters that would change
-nothing. Rank component i of a module contributes only where row i of A and column i of B are both
-not zero."""
+What is looked for: NaN and infinities (one makes every answer NaN), numbers that become infinite
+when they are scaled, and adapters that would change nothing. Rank component i of a module
+contributes only where row i of A and column i of B are both not zero."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +28,9 @@ _BITS: dict[str, tuple[str, int, int]] = {
 """dtype -> (integer view, exponent bits, all bits but the sign). Not finite: every exponent bit is
 set."""
 
+LARGEST = 3.3895e38
+"""What bfloat16 holds at most, and float32 about as much; float16 is the engine's own to judge."""
+
 Files = Mapping[str, SourceFile]
 Step = Callable[[int], None]
 """Told after each piece how many bytes it had; raises to stop."""
@@ -44,6 +47,8 @@ class Scan:
     digest: str
     """SHA-256 of its raw bytes."""
     not_finite: int
+    largest: float
+    """Of the finite numbers, without the sign."""
     used: npt.NDArray[np.bool_]
     """[rank]: the component has at least one number that is not zero."""
 
@@ -52,21 +57,32 @@ def scan(files: Files, info: TensorInfo, rank_axis: int, step: Step) -> Scan:
     """Read one matrix once. `rank_axis` is 0 for A and 1 for B."""
     view, exponent, magnitude = _BITS[info.dtype]
     digest = hashlib.sha256()
-    not_finite = 0
+    not_finite = largest = 0
     used = np.zeros(info.shape[rank_axis], dtype=np.bool_)
     row = 0
     for piece in pieces(files, info):
         digest.update(piece)
         bits = np.frombuffer(piece, dtype=view).reshape(-1, info.shape[1])
-        not_finite += int(np.count_nonzero((bits & exponent) == exponent))
-        any_used = ((bits & magnitude) != 0).any(axis=1 - rank_axis)
+        sizes = bits & magnitude
+        infinite = sizes >= exponent
+        not_finite += int(np.count_nonzero(infinite))
+        # As whole numbers, floats without a sign are in the order of their values.
+        largest = max(largest, int(sizes.max(initial=0, where=~infinite)))
+        any_used = (sizes != 0).any(axis=1 - rank_axis)
         if rank_axis == 0:
             used[row : row + len(bits)] = any_used
         else:
             used |= any_used
         row += len(bits)
         step(len(piece))
-    return Scan(digest.hexdigest(), not_finite, used)
+    return Scan(digest.hexdigest(), not_finite, _number(largest, info.dtype), used)
+
+
+def _number(bits: int, dtype: str) -> float:
+    """The value of one number's bits."""
+    if dtype == "F16":
+        return float(np.array(bits, "<u2").view("<f2"))
+    return float(np.array(bits << 16 if dtype == "BF16" else bits, "<u4").view("<f4"))
 
 
 def pieces(files: Files, info: TensorInfo) -> Iterator[bytes]:
@@ -90,14 +106,10 @@ def scan_modules(
     effective = False
     for module in modules:
         scans = [scan(files, module.a, 0, step), scan(files, module.b, 1, step)]
-        for info, found in zip((module.a, module.b), scans, strict=True):
+        scales = 1.0, abs(module.scale)
+        for info, found, scale in zip((module.a, module.b), scans, scales, strict=True):
             digests[info.name] = found.digest
-            if found.not_finite:
-                problems.append(
-                    f"{info.file}: tensor {shown(info.name)} has {found.not_finite} numbers that "
-                    "are NaN or infinite, expected none; the training diverged or the file is "
-                    "corrupt, use an earlier checkpoint."
-                )
+            problems += _number_problems(info, found, scale)
         effective |= module.scale != 0 and bool((scans[0].used & scans[1].used).any())
     if modules and not effective:
         problems.append(
@@ -105,3 +117,18 @@ def scan_modules(
             "at least one product that is not; the adapter would change nothing, train it first."
         )
     return digests, problems
+
+
+def _number_problems(info: TensorInfo, found: Scan, scale: float) -> Iterator[str]:
+    """Of one matrix, which is multiplied by `scale` when it is loaded."""
+    advice = "the training diverged or the file is corrupt, use an earlier checkpoint"
+    if found.not_finite:
+        yield (
+            f"{info.file}: tensor {shown(info.name)} has {found.not_finite} numbers that are NaN "
+            f"or infinite, expected none; {advice}."
+        )
+    if found.largest * scale > LARGEST:
+        yield (
+            f"{info.file}: tensor {shown(info.name)} has numbers up to {found.largest:.3g}, which "
+            f"the scale {scale:g} makes infinite, expected at most {LARGEST:g}; {advice}."
+        )

@@ -31,6 +31,8 @@ class Load:
     engine_id: EngineId
     version: VersionId
     name: AdapterName
+    bytes: int
+    """What was reserved for it."""
 
 
 @dataclass(frozen=True, slots=True)

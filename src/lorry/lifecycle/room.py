@@ -331,7 +331,12 @@ def load(world: World, residency: Residency, need: Need) -> None:
     residency.open = world.open(Opened("load", residency=key))
     world.emit(
         cm.Load(
-            residency.open, residency.replica, residency.engine_id, residency.version, need.name
+            residency.open,
+            residency.replica,
+            residency.engine_id,
+            residency.version,
+            need.name,
+            residency.bytes,
         )
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 from fastapi import APIRouter, FastAPI
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.routing import BaseRoute
 
 from lorry.server import (
@@ -40,6 +41,15 @@ from lorry.server.settings import ServerSettings
 from lorry.supervisor import Supervisor
 from lorry.telemetry import Telemetry, log_changes
 from lorry.tokens import Tokenizer
+
+
+class AnyPath(PathConvertor):
+    """A path with line ends too: such a name is refused in words, and in its dialect's."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("path", AnyPath())
 
 Route = tuple[str, str, Callable[..., Any]]
 

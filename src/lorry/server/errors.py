@@ -141,7 +141,18 @@ def from_http(error: HTTPException, request: Request) -> LorryError:
         return RouteNotFound(f"There is no {path} here.")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return MethodNotAllowed(f"{path} does not take {request.method}.")
+    if isinstance(error.__cause__, UnicodeError | RecursionError):
+        return RequestInvalid(f"The body is not JSON: {type(error.__cause__).__name__}.")
     return RequestInvalid(f"{error.detail}.")
+
+
+def translated(error: Exception, request: Request) -> LorryError:
+    """What a route may raise, as one of ours: for dialects, which answer in shapes of their own."""
+    if isinstance(error, RequestValidationError):
+        return from_validation(error, request.headers.get("content-type", ""))
+    if isinstance(error, HTTPException):
+        return from_http(error, request)
+    return as_lorry_error(error, request_id_of(request))
 
 
 def request_id_of(request: Request) -> str:

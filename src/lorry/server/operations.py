@@ -1,6 +1,7 @@
 """Operations, which long calls become, and the feed of changes."""
 
 import copy
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query
@@ -51,9 +52,10 @@ async def follow_events(
 
     async def produce(writer: Writer) -> None:
         with service.shutdown.feed():
-            async for change in service.supervisor.events(after):
-                if name in (None, change.name):
-                    await writer.write(_event(change))
+            async with aclosing(service.supervisor.events(after)) as changes:
+                async for change in changes:
+                    if name in (None, change.name):
+                        await writer.write(_event(change))
 
     return EventStream(produce, heartbeat_s=service.settings.heartbeat_s, done=False)
 

@@ -73,6 +73,7 @@ async def encode(
             f"of {limit} tokens can hold.",
             param=param,
         )
+    _check_whole(text, param)
     if len(text) <= INLINE_CHARS:
         await anyio.lowlevel.checkpoint()
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -80,6 +81,17 @@ async def encode(
         lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens),
         limiter=service.encoding,
     )
+
+
+def _check_whole(text: str, param: str) -> None:
+    """JSON can smuggle in half a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestInvalid(
+            f"{param} has half a surrogate pair at character {error.start}; send whole characters.",
+            param=param,
+        ) from None
 
 
 async def chat_prompt(

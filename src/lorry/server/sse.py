@@ -22,6 +22,10 @@ HEADERS = [
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": still here\n\n"
 
+HEAD_S = 5.0
+"""A client that will not take a few bytes of head by then gets no answer: what follows fails, and
+the connection is cut."""
+
 
 class Writer:
     """Sends events of one stream; several tasks may write."""
@@ -44,9 +48,15 @@ class Writer:
             if self._closed:
                 return
             if not self.started:
-                self.started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await self._send_head()
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _send_head(self) -> None:
+        """Not to be cancelled by the failure of a sibling that shares the stream: nobody could tell
+        then whether the head is out, and the error would be sent without one, or with two."""
+        self.started = True
+        with anyio.move_on_after(HEAD_S, shield=True):
+            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
 
     async def finish(self) -> None:
         """No more events."""

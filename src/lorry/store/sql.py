@@ -70,6 +70,7 @@ class SqlStore:
                 upgrade(connection, self._shown)
             if lock is not None:
                 lock.mark_written()
+            self._file = None if lock is None else _StateFile(Path(str(url.database)))
             self._cleanup = stack.pop_all()
         self._open = True
 
@@ -130,8 +131,11 @@ class SqlStore:
         """One transaction, committed at the end of the block."""
         if not self._open:
             raise StorageFailed(f"The state {self._shown} is closed; open it again.")
-        with self._border(doing), self._engine.begin() as connection:
-            yield connection
+        with self._border(doing):
+            if self._file is not None:
+                self._file.check()
+            with self._engine.begin() as connection:
+                yield connection
 
     @contextmanager
     def _border(self, doing: str) -> Iterator[None]:
@@ -147,7 +151,35 @@ class SqlStore:
             ) from error
 
 
+class _StateFile:
+    """The file that was opened. SQLite goes on writing to one that was removed or replaced, and all
+    that it acknowledges is lost with the process (promise 8); so somebody has to look."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when it is not there."""
+        self._path = path
+        self._identity = self._look()
+
+    def check(self) -> None:
+        """Raises OSError unless it is still there, and has content."""
+        try:
+            identity = self._look()
+        except FileNotFoundError:
+            raise OSError(_REMOVED) from None
+        if identity != self._identity:
+            raise OSError(_REPLACED)
+
+    def _look(self) -> tuple[int, int, bool]:
+        status = self._path.stat()
+        return status.st_dev, status.st_ino, status.st_size > 0
+
+
+_REMOVED = "the file was removed while the server runs"
+_REPLACED = "the file was emptied or replaced while the server runs"
+
 _ADVICE: Mapping[str, str] = {
+    _REMOVED: "put the same file back, or restore it from a backup and restart the server",
+    _REPLACED: "put the right file in its place and restart the server",
     "locked": "another program holds the file, close it and try again",
     "readonly": "make the file and its folder writable",
     "read-only": "make the file and its folder writable",

@@ -1,7 +1,7 @@
 """The feed of changes: what happened to adapters, for /v1/events and the log."""
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import anyio
 
@@ -37,7 +37,7 @@ class Changes:
         """Those remembered with a sequence number above `after`."""
         return tuple(change for change in self._kept if change.sequence > after)
 
-    async def follow(self, after: int) -> AsyncIterator[ChangeEvent]:
+    async def follow(self, after: int) -> AsyncGenerator[ChangeEvent]:
         """Every change with a sequence number above `after`, for ever."""
         while True:
             more = self._more

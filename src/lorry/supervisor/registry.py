@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from lorry.adapter_settings import NO_SETTINGS
 from lorry.artifacts.cache import DiskCache
-from lorry.artifacts.parcels import MEMORY
+from lorry.artifacts.parcels import MEMORY, came_with_a_request
 from lorry.artifacts.snapshot import Manifest
-from lorry.errors import BrokenInvariant
+from lorry.errors import BrokenInvariant, StorageFailed
 from lorry.ids import AdapterName, VersionId, short
 from lorry.lifecycle import commands as cm
 from lorry.store.store import AdapterRecord, AuditEntry, Store
+from lorry.store.values import trimmed
 from lorry.supervisor.learning import LABEL
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ class Registry:
     def mend(self, cache: DiskCache, at_s: float) -> None:
         """Give each name whose version was in memory only, and went with the last server, its
         newest earlier version that is on the disk; without one it stays as it is, and says so when
-        it is asked for. Blocks; raises `StorageFailed`."""
+        it is asked for. Then remove what an unload or a replacement was about to remove when the
+        last server was killed. Blocks; raises `StorageFailed`."""
         for record in tuple(self.records.values()):
             version = record.manifest.version
             if not record.source.startswith(MEMORY) or cache.get(version, record.manifest):
@@ -55,6 +57,20 @@ class Registry:
                     break
             else:
                 log.warning("'%s': its weights were in memory only; send them again", record.name)
+        self._remove_unwanted(cache)
+
+    def _remove_unwanted(self, cache: DiskCache) -> None:
+        """Snapshots that this registry once named, and that no name can come back to. A snapshot it
+        never knew may be another registry's, or of a load that was not answered; the cache's limit
+        is enough for those."""
+        wanted = self.served().union(*(record.previous for record in self.records.values()))
+        try:
+            gone = cache.retain(lambda v: v in wanted or self._store.manifest(v) is None)
+        except StorageFailed as error:
+            log.warning("snapshots that nobody wants stay on the disk: %s", error)
+        else:
+            for version in gone:
+                log.info("removed the snapshot %s, which no name can come back to", short(version))
 
     def _fall_back(
         self, record: AdapterRecord, place: int, manifest: Manifest, at_s: float
@@ -108,16 +124,33 @@ class Registry:
         )
 
     def write(self, command: cm.Commit, record: AdapterRecord | None, at_s: float) -> None:
-        """Write a change. Blocks; raises `StorageFailed` and then nothing has changed."""
+        """Write a change. Blocks; raises `StorageFailed` and then nothing has changed, unless the
+        store cannot even be read."""
         audit = AuditEntry(
             at_s, command.action, command.name, command.version, detail=command.detail
         )
-        if record is None:
-            old = self.records[command.name]
-            audit = replace(audit, version=old.manifest.version)
-            self._store.remove(command.name, audit)
-        else:
-            self._store.put(record, audit)
+        try:
+            if record is None:
+                old = self.records[command.name]
+                self._store.remove(command.name, replace(audit, version=old.manifest.version))
+            else:
+                self._store.put(record, audit)
+        except StorageFailed as error:
+            if not self._holds(command.name, record):
+                raise
+            log.warning(
+                "the change of '%s' is written, though the store said: %s",
+                *(command.name, error.message),
+            )
+
+    def _holds(self, name: AdapterName, record: AdapterRecord | None) -> bool:
+        """Whether the store has a record, after a write of which it said that it failed: a commit
+        whose answer is lost is a commit, and would come out at the next start."""
+        try:
+            found = {stored.name: stored for stored in self._store.adapters()}.get(name)
+        except StorageFailed:
+            return False
+        return found == (None if record is None else trimmed(record))
 
     def apply(self, command: cm.Commit, record: AdapterRecord | None) -> tuple[VersionId, ...]:
         """Take a written change over; the versions that the name may have stood for last."""
@@ -129,6 +162,14 @@ class Registry:
     def served(self) -> frozenset[VersionId]:
         """The versions that names stand for now."""
         return frozenset(record.manifest.version for record in self.records.values())
+
+    def sent(self) -> frozenset[VersionId]:
+        """The versions, also earlier ones, that came with a request."""
+        sources = (
+            {**record.previous_sources, record.manifest.version: record.source}
+            for record in self.records.values()
+        )
+        return frozenset(v for each in sources for v, s in each.items() if came_with_a_request(s))
 
     def forget_unused(self, version: VersionId) -> None:
         """Drop the manifest of a version that no name stands for or could be rolled back to."""

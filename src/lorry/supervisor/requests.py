@@ -5,11 +5,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.lowlevel
 
 from lorry.engine import Engine, GenerateRequest, TokenChunk
 from lorry.errors import LorryError, RequestAborted
 from lorry.ids import TicketId
 from lorry.lifecycle import commands as cm
+from lorry.supervisor.foreign import engine_error
 
 log = logging.getLogger(__name__)
 
@@ -80,18 +82,27 @@ class Request:
             raise self.error
         chunk = None
         with anyio.CancelScope() as self.scope:
-            chunk = await anext(chunks, None)
+            try:
+                chunk = await anext(chunks, None)
+            except Exception as problem:
+                # An engine that fails because the request was cancelled must not hide that it was.
+                await anyio.lowlevel.checkpoint_if_cancelled()
+                raise engine_error("request", problem) from problem
         self.scope = None
         if chunk is None:
             raise self.error or RequestAborted("The engine ended the request without an answer.")
         return chunk
 
     async def _close(self, chunks: AsyncIterator[TokenChunk]) -> None:
-        """Closing the engine's iterator ends the request there."""
+        """Closing the engine's iterator ends the request there. What goes wrong in that is nobody's
+        answer, and must not keep the lease from its end."""
         close = getattr(chunks, "aclose", None)
         if close is None:
             return
         with anyio.move_on_after(ABORT_S, shield=True) as scope:
-            await close()
+            try:
+                await close()
+            except Exception as problem:  # noqa: BLE001 - the request is over all the same
+                log.warning("the end of request %s in the engine: %r", self.ticket, problem)
         if scope.cancelled_caught:
             log.warning("request %s did not end in the engine in time", self.engine_request)

@@ -6,7 +6,7 @@ report; only a bug of ours ends the server.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,6 @@ from lorry.clock import Clock
 from lorry.engine import Engine, EngineDown, LoraVersion
 from lorry.errors import (
     AdapterInvalid,
-    EngineRejected,
     EngineTimeout,
     LorryError,
     SourceNotFound,
@@ -38,6 +37,7 @@ from lorry.lifecycle.invariants import check
 from lorry.lifecycle.records import Phase
 from lorry.supervisor.book import Book
 from lorry.supervisor.changes import Changes
+from lorry.supervisor.foreign import engine_error, engine_timeout
 from lorry.supervisor.registry import Registry
 from lorry.supervisor.requests import ABORT_S, Request
 from lorry.supervisor.settings import SupervisorSettings
@@ -205,8 +205,8 @@ class Shell:
             with anyio.move_on_after(ABORT_S):
                 try:
                     await engine.abort(request.engine_request)
-                except LorryError as problem:  # down: it runs nothing any more
-                    log.debug("abort of %s: %s", request.engine_request, problem)
+                except Exception as problem:  # noqa: BLE001 - down or not: the request is over
+                    log.debug("abort of %s: %r", request.engine_request, problem)
         request.release()
 
     async def _fetch(self, command: cm.Fetch) -> None:
@@ -271,22 +271,20 @@ class Shell:
                     error: LorryError = StorageFailed(f"The snapshot of '{command.name}' is gone.")
                     self.feed(ev.LoadFailed(command.operation, error, missing=True))
                     return
+                if command.operation not in self.fleet.world.opened:
+                    return  # the engine was lost meanwhile; the one that came after knows nothing
                 with anyio.fail_after(self.settings.load_timeout_s):
-                    await self.engines[command.replica].add_lora(self._version(command, path))
+                    await self.engines[command.replica].add_lora(_version(command, path))
         except (TimeoutError, EngineTimeout) as problem:
-            error = _timeout(f"load of '{command.name}'", problem)
+            error = engine_timeout(f"load of '{command.name}'", problem)
             self.feed(ev.LoadFailed(command.operation, error, unsure=True))
         except Exception as problem:  # noqa: BLE001 - whatever it was, the load is answered
-            error = _engine_error(f"load of '{command.name}'", problem)
+            error = engine_error(f"load of '{command.name}'", problem)
             self.feed(ev.LoadFailed(command.operation, error))
         else:
             self.load_seconds.append((self.clock.now_ms() - began_ms) / 1000)
             del self.load_seconds[:-TIMES_KEPT]
             self.feed(ev.Loaded(command.operation))
-
-    def _version(self, command: cm.Load, path: Path) -> LoraVersion:
-        size = self.registry.manifests[command.version].host_bytes
-        return LoraVersion(command.engine_id, command.version, command.name, path, size)
 
     async def _unload(self, command: cm.Unload) -> None:
         """False is an answer like True: the engine does not hold it (the field report on
@@ -297,10 +295,10 @@ class Shell:
                 existed = await engine.remove_lora(command.engine_id)
         except (TimeoutError, EngineTimeout) as problem:
             # Nobody knows whether it is still there, so it must not serve until the engine says.
-            error = _timeout("unload", problem)
+            error = engine_timeout("unload", problem)
             self.feed(ev.UnloadFailed(command.operation, error, unsure=True))
         except Exception as problem:  # noqa: BLE001 - whatever it was, the unload is answered
-            self.feed(ev.UnloadFailed(command.operation, _engine_error("unload", problem)))
+            self.feed(ev.UnloadFailed(command.operation, engine_error("unload", problem)))
         else:
             if not existed:
                 log.debug("%s had given engine id %d up", command.replica, command.engine_id)
@@ -312,9 +310,9 @@ class Shell:
             with anyio.fail_after(self.settings.command_timeout_s):
                 await engine.pin_lora(command.engine_id, command.pinned)
         except TimeoutError as problem:
-            self.feed(ev.PinFailed(command.operation, _timeout("pin", problem)))
+            self.feed(ev.PinFailed(command.operation, engine_timeout("pin", problem)))
         except Exception as problem:  # noqa: BLE001 - whatever it was, the pin is answered
-            self.feed(ev.PinFailed(command.operation, _engine_error("pin", problem)))
+            self.feed(ev.PinFailed(command.operation, engine_error("pin", problem)))
         else:
             self.feed(ev.PinSet(command.operation))
 
@@ -354,16 +352,21 @@ class Shell:
 
     async def _watch(self, replica: ReplicaId, engine: Engine) -> None:
         """Ups and downs of one engine."""
-        async for event in engine.events():
-            if isinstance(event, EngineDown):
-                self._losses[replica] += 1
-                self.down_reasons[replica] = event.reason
-                self.feed(ev.EngineLost(replica, event.reason))
-            else:
-                self.down_reasons[replica] = ""
-                await self._see(replica, engine)
-            self.up_changed.set()
-            self.up_changed = anyio.Event()
+        events = engine.events()
+        try:
+            async for event in events:
+                if isinstance(event, EngineDown):
+                    self._losses[replica] += 1
+                    self.down_reasons[replica] = event.reason
+                    self.feed(ev.EngineLost(replica, event.reason))
+                else:
+                    self.down_reasons[replica] = ""
+                    await self._see(replica, engine)
+                self.up_changed.set()
+                self.up_changed = anyio.Event()
+        finally:
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()  # not left to the garbage collector
 
     async def _reconcile(self, replica: ReplicaId, engine: Engine) -> None:
         """Look again now and then: residency is observed, never remembered (promise 1)."""
@@ -380,8 +383,8 @@ class Shell:
         try:
             with anyio.fail_after(self.settings.command_timeout_s):
                 residents = await engine.list_loras()
-        except (TimeoutError, LorryError) as error:
-            log.warning("%s did not say what it holds: %s", replica, error)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is asked again later
+            log.warning("%s did not say what it holds: %r", replica, error)
             return
         if losses == self._losses[replica]:
             self.feed(ev.EngineSeen(replica, residents, as_of))
@@ -409,16 +412,5 @@ def _frames(error: Exception) -> tuple[type[Exception], Exception, TracebackType
     return RuntimeError, RuntimeError(type(error).__name__), error.__traceback__
 
 
-def _timeout(what: str, problem: BaseException) -> EngineTimeout:
-    if isinstance(problem, EngineTimeout):
-        return problem
-    return EngineTimeout(f"The engine did not answer the {what} within its deadline.")
-
-
-def _engine_error(what: str, problem: Exception) -> LorryError:
-    """An engine's error as a value; anything that is not ours is wrapped, with the engine's
-    words."""
-    if isinstance(problem, LorryError):
-        return problem
-    log.error("the engine failed the %s", what, exc_info=problem)
-    return EngineRejected(f"The engine failed the {what}: {problem!r}")
+def _version(command: cm.Load, path: Path) -> LoraVersion:
+    return LoraVersion(command.engine_id, command.version, command.name, path, command.bytes)

@@ -58,6 +58,10 @@ from lorry.views import AdapterView, ChangeEvent, OperationView, ResidentView, S
 
 log = logging.getLogger(__name__)
 
+CLOSE_S = 60.0
+"""For an engine to end. The embedded one kills its process when that does not end by itself, which
+takes seconds; a file system that hangs may take any time."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
@@ -158,25 +162,40 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop taking, wait with a limit for what runs, then close."""
+        """Stop taking, wait with a limit for what runs, then close; also when the wait is
+        cancelled."""
         self._closing = True
-        with anyio.move_on_after(self._settings.shutdown_s):
-            await self._shell.until_idle()
-            await self._shell.uploads.flush()
-        for request in tuple(self._shell.requests.values()):
-            request.abort(ShuttingDown("The server is stopping."))
-        await self._stack.aclose()
+        try:
+            with anyio.move_on_after(self._settings.shutdown_s):
+                await self._shell.until_idle()
+                await self._shell.uploads.flush()
+        finally:
+            for request in tuple(self._shell.requests.values()):
+                request.abort(ShuttingDown("The server is stopping."))
+            await self._stack.aclose()
 
     async def _close_parts(self) -> None:
+        """All of them, whatever one of them does."""
         with anyio.CancelScope(shield=True):
-            for engine in self._engines.values():
-                await engine.aclose()
+            async with anyio.create_task_group() as closing:
+                for replica, engine in self._engines.items():
+                    closing.start_soon(self._close_engine, replica, engine)
             self._shell.uploads.close()
             await to_thread.run_sync(self._store.close)
+
+    async def _close_engine(self, replica: ReplicaId, engine: Engine) -> None:
+        with anyio.move_on_after(CLOSE_S) as scope:
+            try:
+                await engine.aclose()
+            except Exception as problem:  # noqa: BLE001 - the others are closed all the same
+                log.warning("%s did not close well: %r", replica, problem)
+        if scope.cancelled_caught:
+            log.warning("%s did not close within %g s", replica, CLOSE_S)
 
     def _read(self) -> None:
         """In a worker thread: what is registered, and on the disk."""
         remove_abandoned()
+        self._shell.fetcher.remove_abandoned()
         self._registry.read()
         self._registry.mend(self._shell.cache, self._clock.wall_s())
 
@@ -198,6 +217,7 @@ class Supervisor:
             for r in newest_first
         )
         self._shell.cache.protect(self._registry.served())
+        self._shell.uploads.restore(self._registry.sent())
         idle_ms = {
             r.name: milliseconds(r.settings.idle_ttl_s)
             for r in newest_first
@@ -249,11 +269,10 @@ class Supervisor:
         """Each engine's last word about itself."""
         return {replica: engine.health() for replica, engine in self._engines.items()}
 
-    async def events(self, after: int = 0) -> AsyncIterator[ChangeEvent]:
-        """Changes with a sequence above `after`, as they happen, without end."""
+    def events(self, after: int = 0) -> AsyncGenerator[ChangeEvent]:
+        """Changes with a sequence above `after`, as they happen, without end. Close it."""
         changes = self._shell.changes
-        async for change in changes.follow(changes.place(after)):
-            yield change
+        return changes.follow(changes.place(after))
 
     def events_so_far(self, after: int = 0) -> tuple[ChangeEvent, ...]:
         """Those of them that have happened and are still remembered."""

@@ -10,7 +10,7 @@ background, and is left out when a newer version has taken its place by then.
 
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,6 +75,10 @@ class Uploads:
         self._copy_threads = anyio.CapacityLimiter(COPIED_MAX)
         self.judging = anyio.CapacityLimiter(JUDGED_MAX)
         """The threads in which uploads are judged."""
+
+    def restore(self, versions: Iterable[VersionId]) -> None:
+        """These came with requests to an earlier server."""
+        self._uploaded.update(versions)
 
     def statistics(self) -> Mapping[str, int]:
         """Loads under way that came with a parcel, and versions in memory."""

@@ -211,7 +211,13 @@ class TestLimit:
 
         def watch(done: int, total: int) -> None:
             try:
-                held = sum(path.stat().st_size for path in cache.root.rglob("*") if path.is_file())
+                # By inode: a file that is renamed while the tree is walked is met twice.
+                sizes = {
+                    (at := path.stat()).st_ino: at.st_size
+                    for path in cache.root.rglob("*")
+                    if path.is_file()
+                }
+                held = sum(sizes.values())
             except FileNotFoundError:  # a file was renamed or evicted under the watcher's eyes
                 return
             seen.append(held)

@@ -3,12 +3,13 @@
 import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lorry.artifacts import memory
 from lorry.artifacts.cache import DiskCache
 from lorry.artifacts.memory import (
-    ABANDONED_S,
     LINKS_PREFIX,
     MemoryFile,
     MemoryFolder,
@@ -92,16 +93,37 @@ def test_a_reader_keeps_what_it_has_open() -> None:
 def test_links_of_killed_processes_are_removed_and_those_of_living_ones_kept(
     tmp_path: Path,
 ) -> None:
-    old, young, locked = (tmp_path / f"{LINKS_PREFIX}{name}" for name in "abc")
-    for path in (old, young, locked):
+    killed, locked = (tmp_path / f"{LINKS_PREFIX}{name}" for name in "ab")
+    for path in (killed, locked):
         path.mkdir()
         (path / "adapter_model.safetensors").symlink_to("/proc/1/fd/99")
-    for path in (old, locked):
-        os.utime(path, (0, 0))
     lock = os.open(locked, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     (tmp_path / "other").mkdir()
-    assert ABANDONED_S > 0
     assert remove_abandoned(tmp_path) == 1
-    assert sorted(tmp_path.iterdir()) == sorted([young, locked, tmp_path / "other"])
+    assert sorted(tmp_path.iterdir()) == sorted([locked, tmp_path / "other"])
     os.close(lock)
+
+
+@pytest.mark.parametrize("moment", ["open", "flock"])
+def test_links_that_a_starting_server_took_for_abandoned_are_made_anew(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = os if moment == "open" else fcntl
+    real, removed = getattr(module, moment), []
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        if not removed:
+            removed.append(0)
+            removed[0] = remove_abandoned(tmp_path)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(memory, "_place", lambda: tmp_path)
+    monkeypatch.setattr(module, moment, late)
+    made = snapshot_in_memory("x", folder_of(good_adapter(1)), TINY_BASE, RANK)
+    assert removed == [1]
+    assert list(tmp_path.iterdir()) == [made.snapshot.path]
+    assert len(list(made.snapshot.path.iterdir())) == 2
+    assert remove_abandoned(tmp_path) == 0
+    made.close()
+    assert list(tmp_path.iterdir()) == []

@@ -87,3 +87,18 @@ async def test_an_error_is_a_status_before_the_first_event_and_an_event_after(be
     assert client.body.count(b"queue_full") == 1
     assert client.body.endswith(b"data: [DONE]\n\n") == begun
     assert sum(not m.get("more_body", False) for m in client.messages if "body" in m) == 1
+
+
+async def test_a_writer_that_is_cancelled_with_the_head_under_way_still_sends_it() -> None:
+    """Several sequences share one stream, and the failure of one cancels the others."""
+    client = Client()
+    writer = Writer(client.send)
+    async with anyio.create_task_group() as group:
+        group.start_soon(writer.write, b"x")
+        await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    assert not writer.give_up()
+    await writer.write(b"error")
+    await writer.finish()
+    assert client.starts == [200]
+    assert client.messages[0]["type"] == "http.response.start"

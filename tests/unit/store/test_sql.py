@@ -240,6 +240,28 @@ class TestOtherPrograms:
             store.put(record("b"), entry(name="b"))
         store.close()
 
+    def test_promise_8_a_removed_file_is_said_and_may_come_back(self, filled: Path) -> None:
+        store = SqlStore(filled)
+        elsewhere = filled.rename(filled.with_name("elsewhere"))
+        with pytest.raises(StorageFailed, match=r"removed while the server runs; put the same"):
+            store.put(record("b"), entry(name="b"))
+        elsewhere.rename(filled)
+        store.put(record("b"), entry(name="b"))
+        store.close()
+        assert names(filled) == ["b", "pirate"]
+
+    @pytest.mark.parametrize("content", ["", "another file"])
+    def test_promise_8_an_emptied_or_replaced_file_is_said(
+        self, content: str, filled: Path
+    ) -> None:
+        store = SqlStore(filled)
+        if content:
+            filled.unlink()
+        filled.write_text(content)
+        with pytest.raises(StorageFailed, match=r"emptied or replaced.*restart the server"):
+            store.put(record("b"), entry(name="b"))
+        store.close()
+
 
 class TestSecondServer:
     """One server per state file."""

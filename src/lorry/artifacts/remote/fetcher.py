@@ -5,6 +5,7 @@ until the snapshot has been made or the adapter refused. Fetching runs in an eve
 in the caller's thread: when it is cancelled or out of time, its connections close and it is over,
 whatever the other side does."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from lorry.errors import (
     SourceUnreachable,
     StorageFailed,
 )
+
+log = logging.getLogger(__name__)
 
 DOWNLOADS = ".downloads"
 """In the disk cache's folder: where remote sources are fetched to."""
@@ -90,6 +93,13 @@ class Fetcher:
                 message = f"'{name}' cannot be fetched. {error.message}"
                 raise Forbidden(message, param=error.param) from None
             require_extra(uri.scheme)
+
+    def remove_abandoned(self) -> None:
+        """Remove what downloads of killed processes left and nobody can go on from. Blocks."""
+        try:
+            self._staging.remove_abandoned()
+        except OSError as error:
+            log.warning("what earlier downloads left stays on the disk: %s", error)
 
     def find(
         self,

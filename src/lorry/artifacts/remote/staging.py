@@ -11,6 +11,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ ONCE = "once-"
 """Begins the names of folders that no later download can go on from."""
 
 KEPT_S = 24 * 3600.0
-"""What nobody came back for within a day is removed by the next download."""
+"""What nobody came back for within a day is removed by the next download or start."""
 
 PART_BYTES = 8 << 20
 """Large enough that asking for it costs little beside its bytes, small enough to be lost."""
@@ -113,8 +114,19 @@ class Staging:
             bench.close(keep=keep)
             self._held_bytes -= bench.held_bytes
             bench.held_bytes = 0
-            if not keep and self._root.exists() and not any(self._root.iterdir()):
-                self._root.rmdir()
+            if not keep:
+                self._remove_if_empty()
+
+    def remove_abandoned(self) -> None:
+        """Remove what killed processes left and no download can go on from. Raises OSError."""
+        with self._lock:
+            if self._root.exists():
+                deque(self._abandoned(), maxlen=0)
+                self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        if self._root.exists() and not any(self._root.iterdir()):
+            self._root.rmdir()
 
     def _take(self, name: str) -> Bench | None:
         """The folder of that name, locked; None when another download has it."""

@@ -7,6 +7,8 @@ import socket
 import sys
 from collections.abc import Callable
 
+import psutil
+
 from lorry.engines.embedded import wire
 from lorry.engines.embedded.settings import EmbeddedSettings
 from lorry.errors import LorryError
@@ -27,6 +29,7 @@ class Child(asyncio.Protocol):
         self.heard = 0
         """Reads so far, for whoever watches for a hang."""
         self.process: asyncio.subprocess.Process | None = None
+        self._cpu_s = 0.0
         self._on_message = on_message
         self._unpacker = wire.Unpacker()
         self._transport: asyncio.Transport | None = None
@@ -52,6 +55,24 @@ class Child(asyncio.Protocol):
         """Hand over a message; one to a lost process is dropped, for its end is told otherwise."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(wire.pack(message))
+
+    def has_computed(self) -> bool:
+        """Whether it has used processor time since this was asked last: what says nothing for long
+        may be in a long step."""
+        before = self._cpu_s
+        if self.process is not None:
+            self._cpu_s = _cpu_s(self.process.pid)
+        return self._cpu_s > before
+
+    def is_stopped(self) -> bool:
+        """By a signal, a debugger or a frozen container: it goes on when it is let."""
+        if self.process is None:
+            return False
+        try:
+            status = psutil.Process(self.process.pid).status()
+        except psutil.Error:
+            return False
+        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
     async def stop(self) -> str:
         """Tell it, wait with a limit, force; returns how it ended."""
@@ -94,6 +115,14 @@ def child_environment(settings: EmbeddedSettings) -> dict[str, str]:
     threads = str(settings.compute_threads())
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads)
     return {**os.environ, **QUIET_WAITING, **counts}
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def end_reason(returncode: int | None) -> str:

@@ -3,6 +3,9 @@
 The process may die or hang at any moment. Then every running request and every waiting command ends
 with `EngineUnreachable`, once; `events` says Down; and it is started again, at first after a tenth
 of a second, then after twice as long each time, up to ten. It comes back empty.
+
+A hang is believed after `hang_timeout_s` only: a process that was stopped for a while, and goes on,
+has lost nothing. Until then `health` says that it is quiet, and its callers' own deadlines hold.
 """
 
 import asyncio
@@ -42,8 +45,16 @@ BACK_OFF_MIN_S, BACK_OFF_MAX_S = 0.1, 10.0
 HEALTHY_LIFE_S = 60.0
 """A life that lasted so long was a good one: the next restart is quick again."""
 
+PING_S = 1.0
+"""Between two pings at most."""
+
 PINGS_PER_TIMEOUT = 4
-"""How many pings go unanswered before a hang is believed; one could be our own loop's fault."""
+"""How many pings go unanswered at least before a hang is believed; one could be our own loop's
+fault."""
+
+QUIET_S = 3.0
+"""A process that neither answers nor computes for so long is said to be not ready. One that
+computes is left in peace: a step of a large model on a CPU takes longer than that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +84,7 @@ class EmbeddedEngine:
         self._ready: asyncio.Future[EngineCapabilities]
         self._told: asyncio.Event
         self._last_words = ""
+        self._quiet = ""
         self._numbers = count(1)
         self._commands: dict[int, asyncio.Future[object]] = {}
         self._streams: dict[str, _Stream] = {}
@@ -157,10 +169,12 @@ class EmbeddedEngine:
             child.send(wire.Abort(stream.key))
 
     def health(self) -> EngineHealth:
-        """The latest word of the process, some tenths of a second old at most while it works."""
+        """The latest word of the process, some tenths of a second old at most while it works; not
+        ready when it has none."""
         counters = Counter(self._earlier)
         counters.update(self._health.counters)
-        return replace(self._health, counters={**counters, "restarts": self._restarts})
+        told = replace(self._health, counters={**counters, "restarts": self._restarts})
+        return replace(told, ready=False, reason=self._quiet) if self._quiet else told
 
     async def aclose(self) -> None:
         """Stop taking, end what runs, then end the process; a cancelled caller waits for it."""
@@ -224,20 +238,24 @@ class EmbeddedEngine:
 
     async def _watch(self, child: Child) -> str:
         """Wait for its end, pinging; a reason only if it has to be killed."""
-        interval = self.settings.hang_timeout_s / PINGS_PER_TIMEOUT
-        silent, heard = 0, child.heard
+        hang_s = self.settings.hang_timeout_s
+        interval = min(PING_S, hang_s / PINGS_PER_TIMEOUT)
+        silent_s, quiet_s, heard = 0.0, 0.0, child.heard
         while not child.lost.done():
             child.send(wire.Ping())
             await asyncio.wait({child.lost}, timeout=interval)
-            silent = silent + 1 if child.heard == heard else 0
+            silent_s = silent_s + interval if child.heard == heard else 0.0
+            quiet_s = 0.0 if child.has_computed() else quiet_s + interval
             heard = child.heard
-            if silent >= PINGS_PER_TIMEOUT and not child.lost.done():
-                return f"it said nothing for {self.settings.hang_timeout_s:g} s"
+            if silent_s > hang_s - interval / 2 and not child.lost.done():
+                return f"it said nothing for {hang_s:g} s"
+            self._quiet = _quiet_reason(child, min(silent_s, quiet_s))
         return ""
 
     def _go_down(self, reason: str) -> None:
         """The one place where a life ends for those who use it: each of them hears of it once."""
         was_up, self._child, self._down = self._child is not None, None, reason
+        self._quiet = ""
         for stream in self._by_key.values():
             stream.outputs.put_nowait(EngineUnreachable(f"The engine is down: {reason}."))
         for command in self._commands.values():
@@ -312,6 +330,14 @@ class EmbeddedEngine:
         if self._child is None:
             raise EngineUnreachable(f"The engine is down: {self._down}.")
         return self._child
+
+
+def _quiet_reason(child: Child, seconds: float) -> str:
+    """Why it is not ready, or "" while it may be at work."""
+    if seconds < QUIET_S:
+        return ""
+    what = "its process is stopped" if child.is_stopped() else "its process does not compute"
+    return f"it has said nothing for {seconds:.0f} s: {what}"
 
 
 def _is_last(output: wire.Output) -> bool:

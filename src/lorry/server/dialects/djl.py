@@ -5,25 +5,21 @@ which of the two answers. An update without `src` pins or preloads what is serve
 not read again.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lorry.errors import AdapterNotFound, LorryError
 from lorry.ids import AdapterName
-from lorry.server.dialects.reading import Alias, parsed
+from lorry.server.dialects.reading import ANSWERED, Alias, ForeignRoute, parsed
 from lorry.server.errors import (
-    as_lorry_error,
     error_headers,
-    from_validation,
     json_response,
-    request_id_of,
+    translated,
 )
 from lorry.server.operations import finish
 from lorry.server.service import Service, service_of
@@ -57,10 +53,8 @@ async def answered(request: Request, work: Awaitable[Response]) -> Response:
     """The answer, with errors in DJL's shape: it calls all of them BadRequestException."""
     try:
         return await work
-    except RequestValidationError as error:
-        return _error(from_validation(error, request.headers.get("content-type", "")))
-    except LorryError as error:
-        return _error(as_lorry_error(error, request_id_of(request)))
+    except ANSWERED as error:
+        return _error(translated(error, request))
 
 
 def _error(error: LorryError) -> Response:
@@ -68,17 +62,13 @@ def _error(error: LorryError) -> Response:
     return json_response(body, error.status, error_headers(error))
 
 
-class DjlRoute(APIRoute):
+class DjlRoute(ForeignRoute):
     """Answers errors in DJL's shape."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The route's handler, with errors translated."""
-        handle = super().get_route_handler()
-
-        async def translated(request: Request) -> Response:
-            return await answered(request, handle(request))
-
-        return translated
+    @staticmethod
+    async def refusal(request: Request, error: LorryError, raised: Exception) -> Response:
+        """One shape for all."""
+        return _error(error)
 
 
 _everywhere = APIRouter(route_class=DjlRoute, tags=["DJL dialect"])

@@ -5,15 +5,12 @@ listed is the registry as it is after the call; a second unload fails; and every
 keys.
 """
 
-from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Depends, Query
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,14 +26,12 @@ from lorry.errors import (
     RequestInvalid,
 )
 from lorry.ids import AdapterName
+from lorry.server.dialects.reading import ForeignRoute
 from lorry.server.dialects.sglang_answer import WEIGHT_VERSION
 from lorry.server.dialects.sglang_generate import names_listed
 from lorry.server.errors import (
-    as_lorry_error,
     error_headers,
-    from_validation,
     json_response,
-    request_id_of,
 )
 from lorry.server.operations import finish
 from lorry.server.schema import Body
@@ -68,24 +63,13 @@ class UnloadLoraRequest(Body):
     lora_id: str | None = Field(default=None, description="ignored: the server gives the ids")
 
 
-class SglangAdminRoute(APIRoute):
+class SglangAdminRoute(ForeignRoute):
     """Answers errors as SGLang's loads and unloads do: 400, and the text in `error_message`."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The route's handler, with errors translated."""
-        handle = super().get_route_handler()
-
-        async def translated(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except RequestValidationError as error:
-                content_type = request.headers.get("content-type", "")
-                problem: LorryError = from_validation(error, content_type)
-            except LorryError as error:
-                problem = as_lorry_error(error, request_id_of(request))
-            return _result(await service_of(request), problem)
-
-        return translated
+    @staticmethod
+    async def refusal(request: Request, error: LorryError, raised: Exception) -> Response:
+        """With what is loaded beside it."""
+        return _result(await service_of(request), error)
 
 
 admin_router = APIRouter(route_class=SglangAdminRoute, tags=["SGLang dialect"])

@@ -7,26 +7,23 @@ of every other route. Texts and ids in a stream are cumulative, as SGLang sends 
 
 import re
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import APIRouter, Depends
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lorry.errors import AdapterNotFound, AdapterUnloading, LorryError, RequestInvalid
 from lorry.server.answer import Piece, SequenceRequest
+from lorry.server.dialects.reading import ForeignRoute
 from lorry.server.dialects.sglang_answer import Growing
 from lorry.server.errors import (
-    as_lorry_error,
     error_headers,
-    from_validation,
     json_response,
     request_id_of,
     to_json,
@@ -128,23 +125,13 @@ class _Member:
     top: int
 
 
-class SglangRoute(APIRoute):
+class SglangRoute(ForeignRoute):
     """Answers errors in SGLang's shape."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The route's handler, with errors translated."""
-        handle = super().get_route_handler()
-
-        async def translated(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except RequestValidationError as error:
-                content_type = request.headers.get("content-type", "")
-                return error_answer(from_validation(error, content_type))
-            except LorryError as error:
-                return error_answer(as_lorry_error(error, request_id_of(request)))
-
-        return translated
+    @staticmethod
+    async def refusal(request: Request, error: LorryError, raised: Exception) -> Response:
+        """One shape for all."""
+        return error_answer(error)
 
 
 router = APIRouter(route_class=SglangRoute, tags=["SGLang dialect"])

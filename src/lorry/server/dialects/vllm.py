@@ -4,12 +4,9 @@ The one wanted difference: a bad adapter is the caller's fault and gets a 4xx wi
 vLLM's 500.
 """
 
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -25,11 +22,10 @@ from lorry.errors import (
 )
 from lorry.ids import AdapterName
 from lorry.server.dialects import mistralrs
+from lorry.server.dialects.reading import ForeignRoute
 from lorry.server.errors import (
     TYPES,
-    as_lorry_error,
     error_headers,
-    from_validation,
     json_response,
     request_id_of,
 )
@@ -65,23 +61,13 @@ class _Refused(RequestInvalid):
     """What vLLM calls InvalidUserInput."""
 
 
-class VllmRoute(APIRoute):
+class VllmRoute(ForeignRoute):
     """Answers errors in vLLM's shape, with the status as `code`."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The route's handler, with errors translated."""
-        handle = super().get_route_handler()
-
-        async def translated(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except RequestValidationError as error:
-                content_type = request.headers.get("content-type", "")
-                return _error(from_validation(error, content_type), "Bad Request")
-            except LorryError as error:
-                return _error(as_lorry_error(error, request_id_of(request)))
-
-        return translated
+    @staticmethod
+    async def refusal(request: Request, error: LorryError, raised: Exception) -> Response:
+        """Of a body that cannot be read vLLM writes the type in two words."""
+        return _error(error) if isinstance(raised, LorryError) else _error(error, "Bad Request")
 
 
 router = APIRouter(route_class=VllmRoute, tags=["vLLM dialect"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -23,8 +24,8 @@ class Answer:
 
     example: Any
     """As JSON has it; a text for other media; None: no body."""
-    shape: type[Shape] | type[list[Any]] | None = None
-    """None: a text."""
+    shape: type[Shape] | type[list[Any]] | UnionType | None = None
+    """None: a text. A union where a route answers in the shapes of several servers."""
     description: str = "It is done."
     status: int | str = 200
     media: str = JSON

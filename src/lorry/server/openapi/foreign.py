@@ -1,5 +1,6 @@
 """Descriptions of the dialects' routes: their shapes are those of other servers."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from lorry.server.openapi import native as nt
@@ -22,6 +23,20 @@ class VllmError(Shape):
     """vLLM's shape of an error."""
 
     error: VllmErrorDetail
+
+
+class MistralrsErrorDetail(Shape):
+    """mistral.rs's fields; `code` is a word."""
+
+    message: str
+    type: str
+    code: str
+
+
+class MistralrsError(Shape):
+    """mistral.rs's shape of an error."""
+
+    error: MistralrsErrorDetail
 
 
 class LoraAdapter(Shape):
@@ -90,6 +105,12 @@ class DjlError(Shape):
     code: int
     type: Literal["BadRequestException"]
     message: str
+
+
+class SagemakerError(Shape):
+    """How the container standard refuses fields; `detail` lists them, as JSON."""
+
+    detail: str
 
 
 # SGLang
@@ -179,6 +200,19 @@ VLLM_ERROR = Answer(
         }
     },
     VllmError,
+    FAILED,
+    "default",
+)
+VLLM_OR_MISTRALRS = replace(VLLM_ERROR, shape=VllmError | MistralrsError)
+MISTRALRS_ERROR = Answer(
+    {
+        "error": {
+            "message": "The model `nobody` does not exist.",
+            "type": "invalid_request_error",
+            "code": "model_not_found",
+        }
+    },
+    MistralrsError,
     FAILED,
     "default",
 )
@@ -286,7 +320,7 @@ def _vllm() -> dict[tuple[str, str], Doc]:
                 "vLLM": {"lora_name": "pirate", "lora_path": "/adapters/pirate"},
                 "mistral.rs": swap,
             },
-            VLLM_ERROR,
+            VLLM_OR_MISTRALRS,
         ),
         ("POST", "/v1/unload_lora_adapter"): Doc(
             "Unload an adapter",
@@ -295,10 +329,12 @@ def _vllm() -> dict[tuple[str, str], Doc]:
                 "vLLM": {"lora_name": "pirate"},
                 "mistral.rs": {"lora_name": "pirate", "expected_generation": nt.V1},
             },
-            VLLM_ERROR,
+            VLLM_OR_MISTRALRS,
         ),
         ("GET", "/v1/lora_adapters"): Doc(
-            "List adapters and generations", (Answer(listed, LoraAdapters, "All of them."),)
+            "List adapters and generations",
+            (Answer(listed, LoraAdapters, "All of them."),),
+            error=MISTRALRS_ERROR,
         ),
     }
 
@@ -311,10 +347,12 @@ def _sagemaker() -> dict[tuple[str, str], Doc]:
             "Register an adapter",
             (_text(done), Answer({"status": done}, DjlStatus, "Asked by query alone: DJL's.")),
             {"An adapter": {"name": "pirate", "src": "/adapters/pirate", "pin": True}},
-            VLLM_ERROR,
+            replace(VLLM_ERROR, shape=VllmError | SagemakerError | DjlError),
         ),
         ("DELETE", "/adapters/{adapter_name}"): Doc(
-            "Unload an adapter", (_text("Adapter pirate unregistered"),), error=VLLM_ERROR
+            "Unload an adapter",
+            (_text("Adapter pirate unregistered"),),
+            error=replace(VLLM_ERROR, shape=VllmError | SagemakerError),
         ),
         ("POST", "/invocations"): Doc(
             "Answer a chat or continue a text",

@@ -95,7 +95,8 @@ def _apply(about: dict[str, Any], doc: Doc, schemas: dict[str, Any]) -> None:
 def _content(answer: Answer, schemas: dict[str, Any]) -> dict[str, Any]:
     if answer.shape is None:
         return {"schema": {"type": "string"}, "example": answer.example}
-    schema = TypeAdapter(answer.shape).json_schema(mode="serialization", ref_template=_MODELS)
+    shape: Any = answer.shape  # a union is a type to pydantic, not to mypy
+    schema = TypeAdapter(shape).json_schema(mode="serialization", ref_template=_MODELS)
     schemas.update(schema.pop("$defs", {}))
     if "title" in schema:
         schemas[schema["title"]] = schema

@@ -1,0 +1,1 @@
+"""Mangled adapter folders, routes and requests: `python -m tests.fuzz`."""
