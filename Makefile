@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 SEEDS ?= 2000
+# Processes that share the test files; 0 runs all in one, as --pdb needs it.
+TEST_PROCESSES ?= 2
 SEEDS_TWO ?=
 MINUTES ?= 20
 PIP_ARGS ?=
@@ -34,7 +36,7 @@ demo: $(VENV)/.model
 	$(BIN)/lorry demo $(ARGS)
 
 test: $(VENV)/.model
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any machine", ANY_MACHINE)
@@ -17,6 +19,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 E2E_TIMEOUT_S = 180
 """A test that starts the first server also waits for the common ground to be built."""
+
+
+SMOKE = ("tests/simulation/test_reach.py", "tests/simulation/test_safety.py")
+"""Both look at the same simulated worlds, which the first to come runs."""
+
+
+class ByFile(LoadScopeScheduling):
+    """Hands a file's tests to one process, where they share what they have started."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "smoke" if file in SMOKE else file
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """How `--numprocesses` shares the tests out."""
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

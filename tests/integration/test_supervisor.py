@@ -30,11 +30,10 @@ from lorry.errors import (
 )
 from lorry.ids import AdapterName, EngineId, ReplicaId, VersionId
 from lorry.lifecycle.invariants import check
-from lorry.store.sql import SqlStore
 from lorry.supervisor import LoadRequest, Supervisor, SupervisorSettings
 from lorry.views import AdapterView, OperationStatus
 from tests.fixtures.adapters import good_adapter
-from tests.fixtures.http_server import LIMITS, TinyFake
+from tests.fixtures.http_server import LIMITS, TinyFake, new_store
 from tests.fixtures.waiting import leap, until, until_true
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +99,7 @@ async def world(folder: Path, settings: FakeSettings | None = None) -> AsyncIter
     engine = TinyFake(settings or FakeSettings(max_loras=2, max_cpu_loras=2))
     supervisor = Supervisor(
         engines={ONE: engine},
-        store=SqlStore(folder / "lorry.sqlite3"),
+        store=new_store(folder / "lorry.sqlite3"),
         cache=DiskCache(folder / "cache", None),
         limits=LIMITS,
         settings=SupervisorSettings(reconcile_s=0.05, shutdown_s=1.0),

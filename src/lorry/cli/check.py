@@ -7,14 +7,12 @@ Exit codes: 0 it could; 1 there are problems; 2 wrong use, or a base model that 
 from dataclasses import replace
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
-from lorry.artifacts.checking import Report, check_folder, check_source, facts
-from lorry.artifacts.remote.fetcher import Fetcher
 from lorry.artifacts.remote.policy import SourcePolicy
 from lorry.artifacts.remote.uri import is_remote, redact
 from lorry.cli.check_on_server import check_on_server, problem_lines
@@ -22,7 +20,6 @@ from lorry.cli.screen import adapter_sheet, console, fetching, report, write_jso
 from lorry.cli.server import DEFAULT_URL, ApiKey, AsJson, Url
 from lorry.config import Settings
 from lorry.engine import BaseShape
-from lorry.engines.embedded.shape import base_shape, read_config
 from lorry.errors import (
     ModelInvalid,
     ModelUnsupported,
@@ -31,6 +28,9 @@ from lorry.errors import (
     SourceUnreachable,
     SourceUnsupported,
 )
+
+if TYPE_CHECKING:  # what reads files is imported where it is used, or every command waits for it
+    from lorry.artifacts.checking import Report
 
 PROBLEMS = 1
 USAGE_ERROR = 2
@@ -94,8 +94,11 @@ def check(
     raise typer.Exit(0 if found.ok else PROBLEMS)
 
 
-def _judged(source: str, shape: BaseShape, max_rank: int) -> Report:
+def _judged(source: str, shape: BaseShape, max_rank: int) -> "Report":
     """The report, or exit code 2 for what is no source."""
+    from lorry.artifacts.checking import check_folder, check_source
+    from lorry.artifacts.remote.fetcher import Fetcher
+
     name = PurePath(redact(source)).name
     if not is_remote(source):
         folder = Path(source).expanduser().absolute()
@@ -112,6 +115,8 @@ def _judged(source: str, shape: BaseShape, max_rank: int) -> Report:
 
 def _shape(base: Path) -> BaseShape:
     """What the adapter must fit, or a report and exit code 2."""
+    from lorry.engines.embedded.shape import base_shape, read_config
+
     try:
         return base_shape(read_config(base))
     except (ModelInvalid, ModelUnsupported) as error:
@@ -122,14 +127,16 @@ def _shape(base: Path) -> BaseShape:
     raise typer.Exit(USAGE_ERROR)
 
 
-def _here(found: Report) -> Report:
+def _here(found: "Report") -> "Report":
     """With the advice for who has no server."""
     problems = (replace(each, fix=HERE.get(each.code, each.fix)) for each in found.problems)
     return replace(found, problems=tuple(problems))
 
 
-def _as_json(source: str, found: Report) -> dict[str, Any]:
+def _as_json(source: str, found: "Report") -> dict[str, Any]:
     """As POST /v1/adapters:check answers, without what only a server knows."""
+    from lorry.artifacts.checking import facts
+
     return {
         "object": "adapter.check",
         "ok": found.ok,
@@ -139,7 +146,9 @@ def _as_json(source: str, found: Report) -> dict[str, Any]:
     }
 
 
-def _for_people(path: str, found: Report) -> Group:
+def _for_people(path: str, found: "Report") -> Group:
+    from lorry.artifacts.checking import facts
+
     if found.manifest is not None:
         title = Text.assemble(("ok: ", "bold green"), f"{path} can be served")
         return Group(title, adapter_sheet(facts(found.manifest)))

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lorry.artifacts.adapter_config import CONFIG_FILE
-from lorry.artifacts.comparing import Side, compare
 from lorry.cli.screen import console, report, write_json
 from lorry.cli.server import DEFAULT_URL, ApiKey, AsJson, Url, connect
 from lorry.errors import SourceNotFound
@@ -45,7 +44,7 @@ def diff(
     """
     here = [_folder(each) for each in (a, b)]
     if here[0] is not None and here[1] is not None:
-        found = _compared_here(Side(a, here[0]), Side(b, here[1]))
+        found = _compared_here((a, here[0]), (b, here[1]))
     else:
         with connect(url, api_key) as client:
             found = client.adapters.diff(
@@ -57,10 +56,12 @@ def diff(
         console().print(_for_people(found, every=every))
 
 
-def _compared_here(a: Side, b: Side) -> Mapping[str, Any]:
+def _compared_here(a: tuple[str, Path], b: tuple[str, Path]) -> Mapping[str, Any]:
     """The advice on a missing folder speaks of the server's machine, which there is none of."""
+    from lorry.artifacts.comparing import Side, compare  # not above: other commands start without
+
     try:
-        return compare(a, b).as_json()
+        return compare(Side(*a), Side(*b)).as_json()
     except SourceNotFound as error:
         report(error.message, action=f"Give the folder that holds {CONFIG_FILE}.", note=error.code)
         raise typer.Exit(FAILED) from None

@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import anyio
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.routing import BaseRoute
 
 from lorry.server import (
     adapters,
@@ -116,15 +118,23 @@ def build_app(
         redoc_url=None,
     )
     app.state.service = service
-    app.include_router(uploads.router)
-    for method, path, endpoint in ROUTES:
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
-    for router in DIALECTS:
-        app.include_router(router)
+    app.router.routes.extend(_routes())
     describe(app)
     errors.install(app)
     app.add_middleware(Gate, settings=settings, shutdown=service.shutdown)
     return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """All routes, made once: they know nothing of the app that they are in."""
+    router = APIRouter()
+    router.include_router(uploads.router)
+    for method, path, endpoint in ROUTES:
+        router.add_api_route(path, endpoint, methods=[method], response_model=None)
+    for dialect in DIALECTS:
+        router.include_router(dialect)
+    return router.routes
 
 
 @asynccontextmanager
