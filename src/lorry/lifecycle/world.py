@@ -141,13 +141,15 @@ class World:
 
     def pin_wanted(self, version: VersionId) -> bool:
         """Whether the version should be pinned: some name of it is, or is about to be."""
-        if any(
+        return self.has_pin(version) or any(
+            a.pinned and a.spec is not None and a.spec.version == version for a in self.holders()
+        )
+
+    def has_pin(self, version: VersionId) -> bool:
+        """Whether a name of the version is pinned, and is not being unloaded."""
+        return any(
             self.adapters[name].pinned and not self.adapters[name].closing
             for name in self.names_of.get(version, ())
-        ):
-            return True
-        return any(
-            a.pinned and a.spec is not None and a.spec.version == version for a in self.holders()
         )
 
     def bind(self, adapter: Adapter) -> None:
