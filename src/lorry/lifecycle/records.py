@@ -87,6 +87,8 @@ class Residency:
     """It drains to make room for another, and not because nothing refers to it."""
     missing: bool = False
     """Its snapshot was not on disk when it was to be loaded: fetch it again first."""
+    brought: bool = False
+    """Its snapshot has come to the disk while its load was under way."""
 
 
 @dataclass(slots=True)

@@ -326,6 +326,7 @@ def fetch(world: World, residency: Residency, need: Need) -> None:
 def load(world: World, residency: Residency, need: Need) -> None:
     """Reserve, and ask the engine: one load for all who wait."""
     world.move(residency, Trigger.LOAD)
+    residency.brought = False
     residency.engine_id = world.next_engine_id()
     key = residency.version, residency.replica
     residency.open = world.open(Opened("load", residency=key))

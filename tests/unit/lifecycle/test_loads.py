@@ -276,6 +276,29 @@ def test_a_fresh_load_mends_a_version_whose_snapshot_was_gone() -> None:
     assert only(cm.Load, rig.arrive("a")[1]).version == v(1)
 
 
+def test_a_snapshot_that_another_call_brings_ends_the_wait_for_a_fetch() -> None:
+    """The fetch failed later, its source had changed, and the snapshot was missed for ever."""
+    rig = Rig()
+    _, asked = rig.ask_load("b")
+    _, commands = rig.ask_load("a", known=ev.VersionSpec(v(1), 1))
+    load, gone = only(cm.Load, commands), StorageFailed("gone")
+    fetch = only(cm.Fetch, rig.tell(ev.LoadFailed(load.operation, gone, missing=True)))
+    again = only(cm.Load, fetched(rig, asked, 1))
+    rig.tell(ev.FetchFailed(fetch.operation, SourceNotFound("nothing")))
+    assert len(of(cm.Commit, rig.answer(again))) == 2
+
+
+def test_a_snapshot_that_comes_while_it_is_missed_is_not_fetched_again() -> None:
+    rig = Rig()
+    _, asked = rig.ask_load("b")
+    _, commands = rig.ask_load("a", known=ev.VersionSpec(v(1), 1))
+    fetched(rig, asked, 1)
+    gone = StorageFailed("gone")
+    done = rig.tell(ev.LoadFailed(only(cm.Load, commands).operation, gone, missing=True))
+    assert of(cm.Fetch, done) == []
+    assert len(of(cm.Commit, rig.answer(only(cm.Load, done)))) == 2
+
+
 @pytest.mark.parametrize("pinned", [True, False])
 def test_nothing_is_loaded_while_every_engine_is_down(pinned: bool) -> None:
     rig = Rig(up=False)
