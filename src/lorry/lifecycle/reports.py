@@ -75,6 +75,7 @@ def found_again(world: World, residency: Residency) -> None:
     """Nobody waits any more for a fetch of it that is under way: it would fail when its source has
     changed, though nothing is missing."""
     residency.missing, residency.error, residency.retry_ms = False, None, 0
+    residency.tried.clear()
     if residency.state in (State.ABSENT, State.FAILED):
         world.move(residency, Trigger.FETCH)
     if residency.state is State.FETCHING:
@@ -88,11 +89,15 @@ def fetch_failed(world: World, operation: OperationId, error: LorryError) -> Non
     """It is not."""
     opened = world.take_opened(operation, "fetch")
     residency = residency_of(world, opened)
-    if residency is not None:
+    if residency is not None and opened is not None:
         residency.open = None
         world.move(residency, Trigger.FAIL)
-        set_back(world, residency, error)
-        operations.load_failed(world, residency.version, error)
+        residency.tried[opened.source] = error
+        if residency.tried.keys() >= world.sources_of(residency.version).keys():
+            error = next(iter(residency.tried.values()))  # that of who asked first
+            residency.tried.clear()
+            set_back(world, residency, error)
+            operations.load_failed(world, residency.version, error)
     elif opened is not None:
         asked = operations.find(world, opened.asked)
         if asked is not None:

@@ -316,11 +316,16 @@ def give_up(world: World, need: Need, error: LorryError) -> None:
 
 
 def fetch(world: World, residency: Residency, need: Need) -> None:
-    """Bring a lost snapshot back from the adapter's source; it has to be the same version."""
+    """Bring a lost snapshot back from the adapter's source, or from another's that has the version;
+    it has to be the same version."""
     world.move(residency, Trigger.FETCH)
+    sources = {need.source: need.name, **world.sources_of(residency.version)}
+    left = [source for source in sources if source not in residency.tried]
+    source = left[0] if left else need.source
+    name = need.name if source == need.source else sources[source]
     key = residency.version, residency.replica
-    residency.open = world.open(Opened("fetch", residency=key))
-    world.emit(cm.Fetch(residency.open, need.name, need.source, residency.version))
+    residency.open = world.open(Opened("fetch", residency=key, source=source))
+    world.emit(cm.Fetch(residency.open, name, source, residency.version))
 
 
 def load(world: World, residency: Residency, need: Need) -> None:

@@ -152,6 +152,11 @@ class World:
             for name in self.names_of.get(version, ())
         )
 
+    def sources_of(self, version: VersionId) -> dict[str, AdapterName]:
+        """Where its names have it from: any of them may have lost it."""
+        names = sorted(self.names_of.get(version, ()), reverse=True)
+        return {self.adapters[name].source: name for name in names}
+
     def bind(self, adapter: Adapter) -> None:
         """Let a name stand for a version from now on; the version it stood for may be loose."""
         self.unbind(adapter.name)

@@ -253,6 +253,20 @@ def test_a_snapshot_that_is_gone_is_fetched_again_and_must_be_the_same_version()
     assert only(cm.Admit, rig.answer(again)).ticket == ticket
 
 
+def test_promise_5_a_snapshot_is_fetched_from_each_source_of_its_names_before_that_fails() -> None:
+    """Else whoever shares a version, and lost its source, kept it from all others."""
+    rig = Rig(up=False)
+    rig.restore_more("a", 1, 1), rig.restore_more("b", 1, 1)
+    load, gone = only(cm.Load, rig.see()), StorageFailed("gone")
+    ticket, _ = rig.arrive("b")
+    first = only(cm.Fetch, rig.tell(ev.LoadFailed(load.operation, gone, missing=True)))
+    second = only(cm.Fetch, rig.tell(ev.FetchFailed(first.operation, SourceNotFound("no /a"))))
+    assert {first.source, second.source} == {"/a", "/b"}
+    done = rig.tell(ev.FetchFailed(second.operation, SourceNotFound("no")))
+    assert only(cm.Refuse, done).ticket == ticket
+    assert of(cm.Fetch, done) == []
+
+
 def test_a_snapshot_that_goes_again_and_again_is_not_fetched_in_a_circle() -> None:
     rig = Rig()
     rig.register("a", 1, load=False)
