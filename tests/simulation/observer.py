@@ -113,6 +113,8 @@ class Observer:
                 self._seen(event)
             case _ if isinstance(event, Reported):
                 command = self.open.pop(event.operation, None)
+                if isinstance(event, ev.Fetched):
+                    self._on_disk(event.spec.version)
                 if command is not None:
                     self._reported(event, command)
 
@@ -184,6 +186,7 @@ class Observer:
         match event, command:
             case ev.Loaded(), cm.Load(version=version):
                 self._failures -= {(version, command.replica), (version, None)}
+                self._on_disk(version)
                 self.copies[command.replica, command.engine_id].phase = "resident"
             case ev.LoadFailed(unsure=True), cm.Load(version=version):
                 self._failures.add((version, command.replica))
@@ -204,6 +207,12 @@ class Observer:
             case ev.Committed(), cm.Commit(version=version) if version is not None:
                 self._bind(command.name, version, command.pinned)
                 self._set_idle(command)
+
+    def _on_disk(self, version: VersionId) -> None:
+        """Whoever still looks for that version elsewhere is answered in vain from now on."""
+        for operation, command in tuple(self.open.items()):
+            if isinstance(command, cm.Fetch) and command.expected == version:
+                del self.open[operation]
 
     def _set_idle(self, command: cm.Commit) -> None:
         values = command.settings.values if command.settings is not None else {}

@@ -110,6 +110,12 @@ def test_seed_742_a_drain_first_took_a_version_that_another_call_was_publishing(
     assert rig.state(3) is State.RESIDENT
 
 
+SEEDS = (
+    *(2, 67, 90, 100, 128, 163, 192, 220, 613, 742, 779, 1171, 1241, 1873),
+    *(6260, 29051, 59451, 80698),
+)
+
+
 def test_seeds_that_once_failed_still_pass() -> None:
-    for seed in (2, 67, 90, 100, 128, 163, 192, 220, 613, 742, 779, 1171, 1241, 1873):
+    for seed in SEEDS:
         run(seed)

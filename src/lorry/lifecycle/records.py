@@ -87,6 +87,10 @@ class Residency:
     """It drains to make room for another, and not because nothing refers to it."""
     missing: bool = False
     """Its snapshot was not on disk when it was to be loaded: fetch it again first."""
+    tried: dict[str, LorryError] = field(default_factory=dict)
+    """Sources from which it could not be fetched since that was last tried anew, and why."""
+    brought: bool = False
+    """Its snapshot has come to the disk while its load was under way."""
 
 
 @dataclass(slots=True)
@@ -201,6 +205,8 @@ class Opened:
     stranger: tuple[ReplicaId, EngineId] | None = None
     pinned: bool = False
     """What a pin command asked for."""
+    source: str = ""
+    """Where a lost snapshot is fetched from."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Answers to commands: each is believed once, and only while its command is open."""
 
 from lorry.errors import LorryError
-from lorry.ids import OperationId, short
+from lorry.ids import OperationId, VersionId, short
 from lorry.lifecycle import events as ev
 from lorry.lifecycle import operations, planner
 from lorry.lifecycle.records import Opened, Residency
@@ -54,8 +54,7 @@ def fetched(
     if residency is not None:
         residency.open = None
         world.move(residency, Trigger.FETCHED)
-    for found in world.residencies_of(spec.version):
-        found_again(world, found)
+    on_disk(world, spec.version)
     if residency is None and opened is not None:
         asked = operations.find(world, opened.asked)
         if asked is not None:
@@ -63,13 +62,26 @@ def fetched(
             operations.take_spec(world, asked, spec)
 
 
+def on_disk(world: World, version: VersionId) -> None:
+    """The replicas share one disk: what was missing for any of them is there now."""
+    for residency in world.residencies_of(version):
+        if residency.state is State.LOADING:
+            residency.brought = True
+        elif residency.missing:
+            found_again(world, residency)
+
+
 def found_again(world: World, residency: Residency) -> None:
-    """The replicas share one disk: what was missing for this one is there now."""
-    if not residency.missing or residency.state is State.FETCHING:
-        return
+    """Nobody waits any more for a fetch of it that is under way: it would fail when its source has
+    changed, though nothing is missing."""
     residency.missing, residency.error, residency.retry_ms = False, None, 0
+    residency.tried.clear()
     if residency.state in (State.ABSENT, State.FAILED):
         world.move(residency, Trigger.FETCH)
+    if residency.state is State.FETCHING:
+        if residency.open is not None:
+            del world.opened[residency.open]
+            residency.open = None
         world.move(residency, Trigger.FETCHED)
 
 
@@ -77,11 +89,15 @@ def fetch_failed(world: World, operation: OperationId, error: LorryError) -> Non
     """It is not."""
     opened = world.take_opened(operation, "fetch")
     residency = residency_of(world, opened)
-    if residency is not None:
+    if residency is not None and opened is not None:
         residency.open = None
         world.move(residency, Trigger.FAIL)
-        set_back(world, residency, error)
-        operations.load_failed(world, residency.version, error)
+        residency.tried[opened.source] = error
+        if residency.tried.keys() >= world.sources_of(residency.version).keys():
+            error = next(iter(residency.tried.values()))  # that of who asked first
+            residency.tried.clear()
+            set_back(world, residency, error)
+            operations.load_failed(world, residency.version, error)
     elif opened is not None:
         asked = operations.find(world, opened.asked)
         if asked is not None:
@@ -105,6 +121,7 @@ def loaded(world: World, operation: OperationId) -> None:
     forget_failures(residency)
     residency.last_used_ms = world.now_ms
     world.move(residency, Trigger.LOADED)
+    on_disk(world, residency.version)
     world.loose.add(residency.version)
     world.counters.loads += 1
     world.note(
@@ -122,6 +139,9 @@ def load_failed(world: World, event: ev.LoadFailed) -> None:
     if event.missing:
         residency.missing = True
         world.move(residency, Trigger.MISSING)
+        if residency.brought:
+            found_again(world, residency)
+            return
         if not residency.failures:
             residency.failures = 1  # fetched again at once; if it is gone then too, not so soon
             return

@@ -316,16 +316,22 @@ def give_up(world: World, need: Need, error: LorryError) -> None:
 
 
 def fetch(world: World, residency: Residency, need: Need) -> None:
-    """Bring a lost snapshot back from the adapter's source; it has to be the same version."""
+    """Bring a lost snapshot back from the adapter's source, or from another's that has the version;
+    it has to be the same version."""
     world.move(residency, Trigger.FETCH)
+    sources = {need.source: need.name, **world.sources_of(residency.version)}
+    left = [source for source in sources if source not in residency.tried]
+    source = left[0] if left else need.source
+    name = need.name if source == need.source else sources[source]
     key = residency.version, residency.replica
-    residency.open = world.open(Opened("fetch", residency=key))
-    world.emit(cm.Fetch(residency.open, need.name, need.source, residency.version))
+    residency.open = world.open(Opened("fetch", residency=key, source=source))
+    world.emit(cm.Fetch(residency.open, name, source, residency.version))
 
 
 def load(world: World, residency: Residency, need: Need) -> None:
     """Reserve, and ask the engine: one load for all who wait."""
     world.move(residency, Trigger.LOAD)
+    residency.brought = False
     residency.engine_id = world.next_engine_id()
     key = residency.version, residency.replica
     residency.open = world.open(Opened("load", residency=key))
@@ -362,7 +368,7 @@ def free_for(world: World, room: Room) -> None:
         tell_waits(world, room, short, first)
     recalled = False
     for residency in sorted(recallable, key=lambda r: (r.leases > 0, r.drained_ms, r.version)):
-        if first and residency.evicted and goes_on_draining(room, residency):
+        if first and residency.evicted and goes_on_draining(world, room, residency):
             first.less(residency)
         else:
             world.move(residency, Trigger.RECALL)
@@ -379,12 +385,15 @@ def tell_waits(world: World, room: Room, short: Shortage, first: Shortage) -> No
             reasons.tell_wait(world, room.replica.id, name, version, need.since_ms)
 
 
-def goes_on_draining(room: Room, residency: Residency) -> bool:
-    """Whether the oldest need has waited longer than those who wait for the draining version
-    itself, or replaces it."""
+def goes_on_draining(world: World, room: Room, residency: Residency) -> bool:
+    """Whether the oldest need replaces the draining version, or has waited longer than those who
+    wait for that version itself. A pinned one goes for its successor alone (promise 6)."""
     oldest = room.blocked[0]
+    if oldest.drains == residency.version:
+        return True
     since_ms = room.drained_since.get(residency.version)
-    return since_ms is None or oldest.since_ms <= since_ms or oldest.drains == residency.version
+    waited_longer = since_ms is None or oldest.since_ms <= since_ms
+    return waited_longer and not world.has_pin(residency.version)
 
 
 def is_recallable(world: World, residency: Residency) -> bool:

@@ -141,14 +141,21 @@ class World:
 
     def pin_wanted(self, version: VersionId) -> bool:
         """Whether the version should be pinned: some name of it is, or is about to be."""
-        if any(
-            self.adapters[name].pinned and not self.adapters[name].closing
-            for name in self.names_of.get(version, ())
-        ):
-            return True
-        return any(
+        return self.has_pin(version) or any(
             a.pinned and a.spec is not None and a.spec.version == version for a in self.holders()
         )
+
+    def has_pin(self, version: VersionId) -> bool:
+        """Whether a name of the version is pinned, and is not being unloaded."""
+        return any(
+            self.adapters[name].pinned and not self.adapters[name].closing
+            for name in self.names_of.get(version, ())
+        )
+
+    def sources_of(self, version: VersionId) -> dict[str, AdapterName]:
+        """Where its names have it from: any of them may have lost it."""
+        names = sorted(self.names_of.get(version, ()), reverse=True)
+        return {self.adapters[name].source: name for name in names}
 
     def bind(self, adapter: Adapter) -> None:
         """Let a name stand for a version from now on; the version it stood for may be loose."""

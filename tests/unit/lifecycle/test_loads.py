@@ -253,6 +253,20 @@ def test_a_snapshot_that_is_gone_is_fetched_again_and_must_be_the_same_version()
     assert only(cm.Admit, rig.answer(again)).ticket == ticket
 
 
+def test_promise_5_a_snapshot_is_fetched_from_each_source_of_its_names_before_that_fails() -> None:
+    """Else whoever shares a version, and lost its source, kept it from all others."""
+    rig = Rig(up=False)
+    rig.restore_more("a", 1, 1), rig.restore_more("b", 1, 1)
+    load, gone = only(cm.Load, rig.see()), StorageFailed("gone")
+    ticket, _ = rig.arrive("b")
+    first = only(cm.Fetch, rig.tell(ev.LoadFailed(load.operation, gone, missing=True)))
+    second = only(cm.Fetch, rig.tell(ev.FetchFailed(first.operation, SourceNotFound("no /a"))))
+    assert {first.source, second.source} == {"/a", "/b"}
+    done = rig.tell(ev.FetchFailed(second.operation, SourceNotFound("no")))
+    assert only(cm.Refuse, done).ticket == ticket
+    assert of(cm.Fetch, done) == []
+
+
 def test_a_snapshot_that_goes_again_and_again_is_not_fetched_in_a_circle() -> None:
     rig = Rig()
     rig.register("a", 1, load=False)
@@ -274,6 +288,29 @@ def test_a_fresh_load_mends_a_version_whose_snapshot_was_gone() -> None:
     rig.tell(ev.FetchFailed(only(cm.Fetch, done).operation, SourceNotFound("nothing")))
     rig.register("b", 1, load=False)
     assert only(cm.Load, rig.arrive("a")[1]).version == v(1)
+
+
+def test_a_snapshot_that_another_call_brings_ends_the_wait_for_a_fetch() -> None:
+    """The fetch failed later, its source had changed, and the snapshot was missed for ever."""
+    rig = Rig()
+    _, asked = rig.ask_load("b")
+    _, commands = rig.ask_load("a", known=ev.VersionSpec(v(1), 1))
+    load, gone = only(cm.Load, commands), StorageFailed("gone")
+    fetch = only(cm.Fetch, rig.tell(ev.LoadFailed(load.operation, gone, missing=True)))
+    again = only(cm.Load, fetched(rig, asked, 1))
+    rig.tell(ev.FetchFailed(fetch.operation, SourceNotFound("nothing")))
+    assert len(of(cm.Commit, rig.answer(again))) == 2
+
+
+def test_a_snapshot_that_comes_while_it_is_missed_is_not_fetched_again() -> None:
+    rig = Rig()
+    _, asked = rig.ask_load("b")
+    _, commands = rig.ask_load("a", known=ev.VersionSpec(v(1), 1))
+    fetched(rig, asked, 1)
+    gone = StorageFailed("gone")
+    done = rig.tell(ev.LoadFailed(only(cm.Load, commands).operation, gone, missing=True))
+    assert of(cm.Fetch, done) == []
+    assert len(of(cm.Commit, rig.answer(only(cm.Load, done)))) == 2
 
 
 @pytest.mark.parametrize("pinned", [True, False])

@@ -158,3 +158,20 @@ def test_a_version_is_pinned_while_any_of_its_names_is(unpinned_first: bool) -> 
     _, commands = rig.ask_unload("b" if unpinned_first else "a")
     rig.answer_all(commands)
     assert rig.residency(1).engine_pinned is unpinned_first
+
+
+def test_promise_6_a_pinned_version_that_drained_for_a_failed_successor_stays() -> None:
+    """An older need could have had its room, since it had waited longer than the pin."""
+    rig = Rig(places=2, room=2, pins=1)
+    rig.register("p", 1, pinned=True)
+    rig.register("b", 2)
+    rig.register("c", 3, load=False)
+    running = rig.run("p"), rig.run("b")
+    operation, asked = rig.ask_load("p", strategy=ev.Strategy.DRAIN_FIRST)
+    rig.now_ms += 1
+    rig.arrive("c")
+    rig.tell(ev.Fetched(only(cm.Fetch, asked).operation, ev.VersionSpec(v(4), 1)))
+    assert rig.state(1) is State.DRAINING
+    rig.tell(ev.CancelAsked(operation))
+    assert rig.state(1) is State.RESIDENT
+    assert of(cm.Unload, rig.finish(running[0])) == []
