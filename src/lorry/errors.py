@@ -45,7 +45,7 @@ are values; they are raised only at a border.
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Fault(StrEnum):
@@ -392,6 +392,10 @@ class BrokenInvariant(LorryError):
         """`promise` is the number in the design."""
         super().__init__(f"Promise {promise}: {message}")
         self.promise = promise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are made for several callers, and of `args` alone none could be."""
+        return type(self), (self.promise, ""), {**self.__dict__, "args": self.args}
 
 
 class ServerUnreachable(LorryError):

@@ -10,6 +10,7 @@ from collections import deque
 
 from lorry.adapter_settings import SettingsChange
 from lorry.errors import (
+    AdapterNotFound,
     AdapterUnloading,
     CapacityExhausted,
     EngineTimeout,
@@ -369,6 +370,14 @@ def unload_failed(world: World, spec_version: VersionId, error: LorryError) -> N
             end(world, asked, error)
 
 
+def refuse_rollbacks(world: World, name: AdapterName) -> None:
+    """Those that wait behind an unload: with the name its earlier versions are forgotten."""
+    for asked in tuple(world.asked[name]):
+        if isinstance(asked.request, ev.LoadAsked) and asked.request.known is not None:
+            message = f"No earlier version of '{name}' is kept: it was unloaded."
+            end(world, asked, AdapterNotFound(message, param="version"))
+
+
 def committed(world: World, asked: Asked) -> None:
     """The store has it: now it is so."""
     asked.open = None
@@ -380,6 +389,7 @@ def committed(world: World, asked: Asked) -> None:
         if request.idle_ms is not None:
             text += f": {disuse(request.idle_ms)}"
         world.note("unloaded", text, asked.name, adapter.spec.version)
+        refuse_rollbacks(world, asked.name)
         end(world, asked)
         served = adapter.spec.version in world.names_of
         if request.purge and not served and not world.held(adapter.spec.version):

@@ -91,6 +91,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Produce until the end or until the client leaves."""
+        try:
+            await self._answer(scope, receive, send)
+        except ExceptionGroup as failed:
+            # The work failed in the moment in which the client left: nobody is there to be told.
+            as_lorry_error(failed, scope.get("lorry.request_id", "-"))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = Writer(send)
         problem: LorryError | None = None
         async with anyio.create_task_group() as group:

@@ -1,5 +1,6 @@
 """Rollbacks that find their version still in an engine; and what people are told of waits."""
 
+from lorry.errors import AdapterNotFound
 from lorry.ids import AdapterName, OperationId
 from lorry.lifecycle import commands as cm
 from lorry.lifecycle import events as ev
@@ -37,6 +38,19 @@ def test_a_rollback_takes_a_version_back_that_still_drains() -> None:
     assert only(cm.Admit, rig.arrive("a")[1]).version == v(1)
     rig.finish(ticket)
     assert rig.state(1) is State.RESIDENT
+
+
+def test_a_rollback_that_waits_behind_an_unload_finds_nothing_to_go_back_to() -> None:
+    """The second level of the simulation, seed 652: the name came back before the rollback's turn."""
+    rig, ticket = replaced_while_running()
+    rig.finish(ticket)
+    _, unload = rig.ask_unload("a")
+    again, _ = rig.ask_load("a", mode=ev.Mode.UPSERT)
+    rollback, _ = rig.ask_load("a", mode=ev.Mode.REPLACE, known=FIRST)
+    done = rig.answer_all(unload)
+    ends = {end.operation: end.error for end in of(cm.EndOperation, done)}
+    assert isinstance(ends[rollback], AdapterNotFound)
+    assert again not in ends or ends[again] is None
 
 
 def test_a_rollback_needs_no_room_beside_what_is_there_already() -> None:

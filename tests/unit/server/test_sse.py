@@ -102,3 +102,30 @@ async def test_a_writer_that_is_cancelled_with_the_head_under_way_still_sends_it
     await writer.finish()
     assert client.starts == [200]
     assert client.messages[0]["type"] == "http.response.start"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_promise_7_work_that_fails_while_the_client_leaves_ends_quietly() -> None:
+    """The second level of the simulation, seed 255: trio says both at once, that it was cancelled
+    and that the work failed."""
+
+    async def produce(writer: Writer) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_fail_when_it_ends)
+            await anyio.sleep_forever()
+
+    class Leaver(Client):
+        async def receive(self) -> Any:
+            await anyio.lowlevel.checkpoint()
+            return {"type": "http.disconnect"}
+
+    client = Leaver()
+    await EventStream(produce, heartbeat_s=60)({}, client.receive, client.send)  # type: ignore[arg-type]
+    assert client.messages == []
+
+
+async def _fail_when_it_ends() -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        raise QueueFull("too late")

@@ -116,13 +116,18 @@ class Worker:
 
     def deliver(self, message: object) -> None:
         """In the reader's thread or a loader's: carry it out at once, or leave it to the main
-        thread, which is quick to take it unless a step computes."""
-        with self._books:
-            if self._ready and not self._pending and self._fits_beside_a_step(message):
-                self._take(message)
-            else:
-                self._pending += 1
-                self._inbox.put(message)
+        thread, which is quick to take it unless a step computes. What goes wrong here goes wrong in
+        the books, so the process ends, as it does when the main thread fails."""
+        try:
+            with self._books:
+                if self._ready and not self._pending and self._fits_beside_a_step(message):
+                    self._take(message)
+                else:
+                    self._pending += 1
+                    self._inbox.put(message)
+        except BaseException:
+            logger.exception("a command failed beside a step")
+            os._exit(1)
 
     def _fits_beside_a_step(self, message: object) -> bool:
         core = self._engine.core
