@@ -112,7 +112,7 @@ def test_seed_742_a_drain_first_took_a_version_that_another_call_was_publishing(
 
 SEEDS = (
     *(2, 67, 90, 100, 128, 163, 192, 220, 613, 742, 779, 1171, 1241, 1873),
-    *(6260, 29051, 59451, 80698),
+    *(6260, 29051, 59451, 60596, 80698),
 )
 
 

@@ -387,13 +387,14 @@ def tell_waits(world: World, room: Room, short: Shortage, first: Shortage) -> No
 
 def goes_on_draining(world: World, room: Room, residency: Residency) -> bool:
     """Whether the oldest need replaces the draining version, or has waited longer than those who
-    wait for that version itself. A pinned one goes for its successor alone (promise 6)."""
+    wait for that version itself. A pinned one goes for its own name's successor alone (promise
+    6)."""
     oldest = room.blocked[0]
-    if oldest.drains == residency.version:
-        return True
+    replaced = oldest.drains == residency.version
+    if world.has_pin(residency.version, but=oldest.name if replaced else None):
+        return False
     since_ms = room.drained_since.get(residency.version)
-    waited_longer = since_ms is None or oldest.since_ms <= since_ms
-    return waited_longer and not world.has_pin(residency.version)
+    return replaced or since_ms is None or oldest.since_ms <= since_ms
 
 
 def is_recallable(world: World, residency: Residency) -> bool:

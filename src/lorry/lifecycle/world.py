@@ -145,11 +145,12 @@ class World:
             a.pinned and a.spec is not None and a.spec.version == version for a in self.holders()
         )
 
-    def has_pin(self, version: VersionId) -> bool:
-        """Whether a name of the version is pinned, and is not being unloaded."""
+    def has_pin(self, version: VersionId, but: AdapterName | None = None) -> bool:
+        """Whether a name of the version, other than `but`, is pinned and not being unloaded."""
         return any(
             self.adapters[name].pinned and not self.adapters[name].closing
             for name in self.names_of.get(version, ())
+            if name != but
         )
 
     def sources_of(self, version: VersionId) -> dict[str, AdapterName]:

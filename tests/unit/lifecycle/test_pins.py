@@ -175,3 +175,21 @@ def test_promise_6_a_pinned_version_that_drained_for_a_failed_successor_stays() 
     rig.tell(ev.CancelAsked(operation))
     assert rig.state(1) is State.RESIDENT
     assert of(cm.Unload, rig.finish(running[0])) == []
+
+
+def test_promise_6_a_version_is_not_drained_for_one_name_when_the_other_stays_pinned() -> None:
+    """It began to drain while its pinned name was being unloaded, which was then given up."""
+    rig = Rig(places=2, room=2, pins=1)
+    rig.register("p", 1, size=2, pinned=True)
+    rig.register("q", 1, size=2)
+    running = rig.run("p"), rig.run("q")
+    unload, unpin = rig.ask_unload("p", drain_ms=9_000)
+    rig.answer_all(unpin)
+    _, asked = rig.ask_load("q", strategy=ev.Strategy.DRAIN_FIRST)
+    rig.tell(ev.Fetched(only(cm.Fetch, asked).operation, ev.VersionSpec(v(4), 2)))
+    rig.wait(LIMITS.patience_ms)
+    assert rig.state(1) is State.DRAINING
+    rig.tell(ev.CancelAsked(unload))
+    assert rig.state(1) is State.RESIDENT
+    for ticket in running:
+        assert of(cm.Unload, rig.finish(ticket)) == []
