@@ -372,7 +372,7 @@ def unload_failed(world: World, spec_version: VersionId, error: LorryError) -> N
 
 def refuse_rollbacks(world: World, name: AdapterName) -> None:
     """Those that wait behind an unload: with the name its earlier versions are forgotten."""
-    for asked in tuple(world.asked[name]):
+    for asked in tuple(world.asked.get(name, ())):
         if isinstance(asked.request, ev.LoadAsked) and asked.request.known is not None:
             message = f"No earlier version of '{name}' is kept: it was unloaded."
             end(world, asked, AdapterNotFound(message, param="version"))
@@ -389,8 +389,8 @@ def committed(world: World, asked: Asked) -> None:
         if request.idle_ms is not None:
             text += f": {disuse(request.idle_ms)}"
         world.note("unloaded", text, asked.name, adapter.spec.version)
-        refuse_rollbacks(world, asked.name)
         end(world, asked)
+        refuse_rollbacks(world, asked.name)
         served = adapter.spec.version in world.names_of
         if request.purge and not served and not world.held(adapter.spec.version):
             world.emit(cm.Purge(adapter.spec.version))

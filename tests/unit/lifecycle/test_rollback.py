@@ -41,9 +41,9 @@ def test_a_rollback_takes_a_version_back_that_still_drains() -> None:
 
 
 def test_a_rollback_that_waits_behind_an_unload_finds_nothing_to_go_back_to() -> None:
-    """The second level of the simulation, seed 652: the name came back before the rollback's turn."""
+    """Level two of the simulation, seed 652: the name came back before the rollback's turn."""
     rig, ticket = replaced_while_running()
-    rig.finish(ticket)
+    rig.answer_all(rig.finish(ticket))
     _, unload = rig.ask_unload("a")
     again, _ = rig.ask_load("a", mode=ev.Mode.UPSERT)
     rollback, _ = rig.ask_load("a", mode=ev.Mode.REPLACE, known=FIRST)
