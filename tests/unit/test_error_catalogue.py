@@ -48,6 +48,7 @@ INTERNAL = {
     "client/openai_client.py": ("ModuleNotFoundError",),
     "cli/demo.py": ("DemoMissing",),
     "cli/demo_server.py": ("RuntimeError",),
+    "store/sql.py": ("OSError",),
     "config/load.py": ("ConfigError",),
     "config/parse.py": ("ValueError",),
     "engines/embedded/engine.py": ("output.failure.error",),
