@@ -48,7 +48,6 @@ INTERNAL = {
     "client/openai_client.py": ("ModuleNotFoundError",),
     "cli/demo.py": ("DemoMissing",),
     "cli/demo_server.py": ("RuntimeError",),
-    "store/sql.py": ("OSError",),
     "config/load.py": ("ConfigError",),
     "config/parse.py": ("ValueError",),
     "engines/embedded/engine.py": ("output.failure.error",),
@@ -57,7 +56,7 @@ INTERNAL = {
     "lifecycle/diagram.py": ("ValueError",),
     "server/schema.py": ("ValueError",),
     "server/serve.py": ("OSError",),
-    "store/sql.py": ("ValueError",),
+    "store/sql.py": ("OSError", "ValueError"),
 }
 """Exceptions without a code, and where. They are caught in the same package (judges of files and
 patterns, parsers of settings, makers of docs, pydantic's validators, the store's rows), become
