@@ -521,11 +521,11 @@ class EveryNameAnswers(Checker):
         self._answers: dict[AdapterName, tuple[cm.Admit | cm.Refuse, bool]] = {}
 
     def command(self, command: cm.Command) -> None:
-        """The last answer for each name, and whether its snapshot was there."""
+        """The last answer for each name, and whether its snapshot or a source of it was there."""
         if isinstance(command, cm.Admit | cm.Refuse):
             name = self.seen.waiting[command.ticket][0].name
             if name in self.seen.names:
-                there = self.sim.on_disk(self.seen.names[name][0])
+                there = not self.sim.is_lost(self.seen.names[name][0])
                 self._answers[name] = command, there
 
     def at_rest(self) -> None:

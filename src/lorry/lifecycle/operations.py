@@ -373,7 +373,10 @@ def unload_failed(world: World, spec_version: VersionId, error: LorryError) -> N
 def refuse_rollbacks(world: World, name: AdapterName) -> None:
     """Those that wait behind an unload: with the name its earlier versions are forgotten."""
     for asked in tuple(world.asked.get(name, ())):
-        if isinstance(asked.request, ev.LoadAsked) and asked.request.known is not None:
+        request = asked.request
+        if not isinstance(request, ev.LoadAsked) or request.known is None:
+            continue
+        if request.mode is ev.Mode.REPLACE:
             message = f"No earlier version of '{name}' is kept: it was unloaded."
             end(world, asked, AdapterNotFound(message, param="version"))
 

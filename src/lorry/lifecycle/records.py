@@ -91,6 +91,8 @@ class Residency:
     """Sources from which it could not be fetched since that was last tried anew, and why."""
     brought: bool = False
     """Its snapshot has come to the disk while its load was under way."""
+    refetched: bool = False
+    """The snapshot was gone, and nothing has shown since then that fetching it again helps."""
 
 
 @dataclass(slots=True)

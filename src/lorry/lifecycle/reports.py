@@ -142,16 +142,18 @@ def load_failed(world: World, event: ev.LoadFailed) -> None:
         if residency.brought:
             found_again(world, residency)
             return
-        if not residency.failures:
-            residency.failures = 1  # fetched again at once; if it is gone then too, not so soon
+        if not residency.refetched:
+            residency.refetched = True  # at once; if it is gone then too, not so soon
             return
         set_back(world, residency, event.error)
     elif event.unsure:
+        residency.refetched = False
         set_back(world, residency, event.error)
         residency.unsure = True
         world.move(residency, Trigger.UNSURE)
         planner.unload(world, residency)
     else:
+        residency.refetched = False
         set_back(world, residency, event.error)
         world.move(residency, Trigger.FAIL)
     name = world.name_of(residency.version)
@@ -236,3 +238,4 @@ def commit_ended(world: World, operation: OperationId, error: LorryError | None)
 def forget_failures(residency: Residency) -> None:
     """All is well with it now."""
     residency.error, residency.failures, residency.retry_ms = None, 0, 0
+    residency.refetched = False
