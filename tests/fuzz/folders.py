@@ -2,7 +2,6 @@
 accepted and then computes what transformers + PEFT compute from the same folder."""
 
 import copy
-import os
 import shutil
 import signal
 import tempfile
@@ -16,9 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # PEFT would look for missing files on the hub
-
 import torch
+from huggingface_hub import constants
 from peft import PeftModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -209,12 +207,14 @@ def run(seeds: range) -> Figures:
     quick = Path("/dev/shm")  # many small files: memory will do
     place = Path(tempfile.mkdtemp(prefix="lorry-fuzz-", dir=quick if quick.is_dir() else None))
     settled, folder_module.SETTLE_S = folder_module.SETTLE_S, 0.0  # nobody writes meanwhile
+    # PEFT would look for missing files on the hub.
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         judge = Judge(place)
         for seed in seeds:
             judge.judge(seed, figures)
     finally:
-        folder_module.SETTLE_S = settled
+        folder_module.SETTLE_S, constants.HF_HUB_OFFLINE = settled, offline
         with suppress(OSError):
             shutil.rmtree(place)
     return figures
