@@ -30,7 +30,7 @@ CLIENT_FLAGS = {
 
 FLAGS_OF_OTHERS = {
     *("--no-deps", "--fix", "--seeds", "--seed", "--trace", "--help", "--extra-index-url"),
-    *("--concurrency", "--adapters", "--target"),
+    *("--concurrency", "--adapters", "--target", "--only", "--folders", "--twice"),
 }
 VARIABLES_OF_CLIENTS = {"LORRY_URL", "LORRY_COMPLETE", "LORRY_CONFIG", "LORRY_PEERS"}
 
