@@ -239,12 +239,17 @@ def change_nothing_at_all(draft: Draft) -> None:
 
 def spoil_config_text(draft: Draft) -> None:
     """No JSON, or strange JSON."""
-    text = draft.config
+    text = draft.config or b"{}"  # it may have been spoilt before
     half = text[: draft.rng.randrange(len(text))]
     draft.config = draft.rng.choice(
         (
             *(half, b"", b"null", b"[]", b'"x"', b"{}", b"\xff\xfe" + text, b"\xef\xbb\xbf" + text),
-            *(text + b"x", text + b"\n\n", text.decode().encode("utf-16"), b"[" * 100_000),
+            *(
+                text + b"x",
+                text + b"\n\n",
+                text.decode("utf-8", "replace").encode("utf-16"),
+                b"[" * 100_000,
+            ),
             *(b'{"r": 1, ' + text[1:], text[:-1] + b', "r": 4}', text.replace(b"8", b"1e2")),
             *(text.replace(b'"', b"'"), text + b" " * 3_000_000, b"\x00" * 64, b'{"r": 1e999}'),
         )
@@ -257,7 +262,8 @@ def spoil_an_entry(draft: Draft) -> None:
     if not entry:
         return
     key = rng.choice(("dtype", "shape", "data_offsets", "more"))
-    begin, end = entry.get("data_offsets", (0, 0))
+    offsets = entry.get("data_offsets")
+    begin, end = offsets if isinstance(offsets, list) and len(offsets) == 2 else (0, 0)
     choices: dict[str, Sequence[Any]] = {
         "dtype": ("F32", "F16", "BF16", "F64", "I8", "F8_E4M3", "X", None, 4, []),
         "shape": ([], [0], [-1, 4], [2**40, 2**40], [4.0, 4], None, "44", [[4]], [1] * 70),
@@ -327,15 +333,23 @@ def flip_header_bits(draft: Draft) -> None:
 # Changes of the folder
 
 
+def clear(place: Path) -> None:
+    """Nothing is there any more, whatever an earlier change has put there."""
+    if place.is_dir() and not place.is_symlink():
+        place.rmdir()
+    else:
+        place.unlink(missing_ok=True)
+
+
 def remove_a_file(draft: Draft) -> None:
     """Config or weights."""
-    (draft.folder / draft.rng.choice((CONFIG, WEIGHTS))).unlink(missing_ok=True)
+    clear(draft.folder / draft.rng.choice((CONFIG, WEIGHTS)))
 
 
 def put_something_in_place(draft: Draft) -> None:
     """A folder, a pipe or a link where a file should be."""
     place = draft.folder / draft.rng.choice((CONFIG, WEIGHTS))
-    place.unlink(missing_ok=True)
+    clear(place)
     kind = draft.rng.randrange(5)
     if kind == 0:
         place.mkdir()
@@ -373,14 +387,14 @@ def add_files(draft: Draft) -> None:
 
 def pickle_alone(draft: Draft) -> None:
     """No safetensors at all."""
-    (draft.folder / WEIGHTS).unlink(missing_ok=True)
+    clear(draft.folder / WEIGHTS)
     (draft.folder / "adapter_model.bin").write_bytes(pickle.dumps({"x": draft}.keys().__len__()))
 
 
 def shard(draft: Draft) -> None:
     """The weights in several files, with an index that may lie."""
     names = sorted(draft.files.tensors)
-    (draft.folder / WEIGHTS).unlink(missing_ok=True)
+    clear(draft.folder / WEIGHTS)
     weight_map: dict[str, Any] = {}
     for number in range(2):
         file = f"adapter_model-{number + 1:05}-of-00002.safetensors"
