@@ -1,6 +1,7 @@
 """Strange requests to a real server with the embedded engine: each is answered or refused in time,
 never with a 500, what it asks for is kept, and the engine computes right afterwards."""
 
+import copy
 import json
 import random
 import tempfile
@@ -64,6 +65,7 @@ def request(rng: random.Random) -> tuple[str, Any]:
     """Path and body."""
     path = rng.choice((COMPLETIONS, COMPLETIONS, CHAT, GENERATE))
     body = {COMPLETIONS: _completion, CHAT: _chat, GENERATE: _generate}[path](rng)
+    body = copy.deepcopy(body)  # what is spoilt now may be a list that others use at this moment
     if rng.random() < 0.4:
         for _ in range(rng.randint(1, 2)):
             _spoil(rng, body)
