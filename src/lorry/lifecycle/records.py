@@ -91,8 +91,9 @@ class Residency:
     """Sources from which it could not be fetched since that was last tried anew, and why."""
     brought: bool = False
     """Its snapshot has come to the disk while its load was under way."""
-    refetched: bool = False
-    """The snapshot was gone, and nothing has shown since then that fetching it again helps."""
+    refetched_ms: int | None = None
+    """When its snapshot was gone and was fetched again at once, if nothing has shown since then
+    that this helps."""
 
 
 @dataclass(slots=True)

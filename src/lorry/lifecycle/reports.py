@@ -142,18 +142,17 @@ def load_failed(world: World, event: ev.LoadFailed) -> None:
         if residency.brought:
             found_again(world, residency)
             return
-        if not residency.refetched:
-            residency.refetched = True  # at once; if it is gone then too, not so soon
+        if fetched_at_once(world, residency):
             return
         set_back(world, residency, event.error)
     elif event.unsure:
-        residency.refetched = False
+        residency.refetched_ms = None
         set_back(world, residency, event.error)
         residency.unsure = True
         world.move(residency, Trigger.UNSURE)
         planner.unload(world, residency)
     else:
-        residency.refetched = False
+        residency.refetched_ms = None
         set_back(world, residency, event.error)
         world.move(residency, Trigger.FAIL)
     name = world.name_of(residency.version)
@@ -161,6 +160,16 @@ def load_failed(world: World, event: ev.LoadFailed) -> None:
         "failed", f"load of {short(residency.version)}: {event.error}", name, residency.version
     )
     operations.load_failed(world, residency.version, event.error)
+
+
+def fetched_at_once(world: World, residency: Residency) -> bool:
+    """What is missing is fetched at once, unless that was done a moment ago and it is gone again:
+    something takes it away, and there is no use in hurrying."""
+    last_ms = residency.refetched_ms
+    if last_ms is not None and world.now_ms - last_ms <= world.limits.retry_last_ms:
+        return False
+    residency.refetched_ms = world.now_ms
+    return True
 
 
 def unloaded(world: World, operation: OperationId) -> None:
@@ -238,4 +247,4 @@ def commit_ended(world: World, operation: OperationId, error: LorryError | None)
 def forget_failures(residency: Residency) -> None:
     """All is well with it now."""
     residency.error, residency.failures, residency.retry_ms = None, 0, 0
-    residency.refetched = False
+    residency.refetched_ms = None

@@ -279,6 +279,21 @@ def test_a_snapshot_that_goes_again_and_again_is_not_fetched_in_a_circle() -> No
     assert "could not be loaded: gone" in str(only(cm.Refuse, done).error)
 
 
+def test_a_snapshot_that_goes_again_after_a_while_is_fetched_at_once_again() -> None:
+    """Its first fetch had come too late for whoever asked; the next one was refused for that."""
+    rig = Rig()
+    rig.register("a", 1, load=False)
+    ticket, commands = rig.arrive("a")
+    gone = StorageFailed("gone")
+    done = rig.tell(ev.LoadFailed(only(cm.Load, commands).operation, gone, missing=True))
+    rig.tell(ev.Cancelled(ticket))
+    rig.answer_all(done)
+    rig.now_ms += LIMITS.retry_last_ms + 1
+    load = only(cm.Load, rig.arrive("a")[1])
+    done = rig.tell(ev.LoadFailed(load.operation, gone, missing=True))
+    only(cm.Load, rig.answer(only(cm.Fetch, done)))
+
+
 def test_a_fresh_load_mends_a_version_whose_snapshot_was_gone() -> None:
     rig = Rig()
     rig.register("a", 1, load=False)
