@@ -1,5 +1,7 @@
 """A client for benches of isolation: timed admin calls, and streams whose every token is timed."""
 
+import asyncio
+import gc
 import json
 import time
 from collections.abc import AsyncIterator
@@ -56,15 +58,7 @@ class Calls:
     async def stream(self, model: str, prompt: list[int], tokens: int, into: Streamed) -> None:
         """Read a completion to its end, or to the error that it ends with."""
         began = time.perf_counter()
-        body = {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
+        body = _streamed(model, prompt, tokens)
         async with self.http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 into.error = json.loads(await response.aread())["error"]["code"]
@@ -76,6 +70,18 @@ class Calls:
                     into.error = event["error"]["code"]
                 elif any(choice.get("token_ids") for choice in event["choices"]):
                     into.at_s.append(time.perf_counter() - began)
+
+    async def keep_busy(
+        self, model: str, prompt: list[int], tokens: int, begun: asyncio.Event
+    ) -> None:
+        """Have a completion streamed and look at none of it, so that this process takes no time
+        from what is measured beside it. Raises `SystemExit` if it is refused."""
+        body = _streamed(model, prompt, tokens)
+        async with self.http.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                raise SystemExit(f"{model}: {await response.aread()!r}")
+            async for _ in response.aiter_raw():
+                begun.set()
 
     async def state(self, name: str) -> dict[str, Any] | None:
         """The native entry, if the name is registered."""
@@ -92,9 +98,25 @@ class Calls:
         return took_s
 
 
+def _streamed(model: str, prompt: list[int], tokens: int) -> dict[str, Any]:
+    """A request that runs to its full length, with every token's number in the answer."""
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+
+
 @asynccontextmanager
 async def calls(url: str) -> AsyncIterator[Calls]:
-    """A client with as many connections as it needs."""
+    """A client with as many connections as it needs. It keeps Python from looking through all
+    modules for garbage, which takes a tenth of a second, while something is measured."""
+    gc.collect()
+    gc.freeze()
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
     async with httpx.AsyncClient(
         base_url=url, timeout=DEADLINE_S, limits=limits, trust_env=False

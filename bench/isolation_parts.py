@@ -85,11 +85,11 @@ async def draining(calls: Calls, folder: Path, tokens: int) -> AsyncIterator[Non
     """A stream runs on A, which is unloaded and waits for it, all the while. Raises `SystemExit`
     if the stream ended before: then nothing was measured."""
     await calls.load("A", folder)
-    seen = Streamed()
-    stream = asyncio.create_task(calls.stream("A", prompt(random.Random(7)), tokens, seen))
+    begun = asyncio.Event()
+    stream = asyncio.create_task(calls.keep_busy("A", prompt(random.Random(7)), tokens, begun))
 
     async def streams() -> bool:
-        return bool(seen.at_s) or stream.done()
+        return begun.is_set() or stream.done()
 
     async def drains() -> bool:
         entry = await calls.state("A")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lorry.engines.embedded.batch import StepBatch
 from lorry.engines.embedded.kernels import isas
-from lorry.engines.embedded.lora import load_adapter
+from lorry.engines.embedded.lora import AdapterReader
 from lorry.engines.embedded.model import Decoder
 from lorry.engines.embedded.slots import LoraSlots
 
@@ -68,8 +68,9 @@ class Driver:
             kernels=self.decoder.kernels,
         )
         self.slot_of: dict[str | None, int] = {None: -1}
+        reader = AdapterReader(shape, kind, native=self.decoder.kernels is not None)
         for slot, (name, folder) in enumerate(adapters.items()):
-            self.slots.put(slot, load_adapter(folder, shape, kind))
+            self.slots.put(slot, reader.read(folder))
             self.slot_of[name] = slot
         self.decoder.attach(self.slots)
         self._next_block = 0

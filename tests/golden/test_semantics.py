@@ -8,7 +8,7 @@ from peft.utils.other import get_pattern_key
 from transformers import AutoConfig
 
 from lorry.engines.embedded.family import FAMILIES, read_family
-from lorry.engines.embedded.lora import matching_pattern
+from lorry.engines.embedded.scaling import matching_pattern
 
 SIZES = {
     "hidden_size": 4096,

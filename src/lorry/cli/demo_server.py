@@ -50,7 +50,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the demo, which then ends the server
+                process_group=0,  # Ctrl-C is for the demo, which then ends the server
             )
         return self
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lorry.engines.embedded.attention import Segment
-from lorry.engines.embedded.lora import HostAdapter, load_adapter
+from lorry.engines.embedded.lora import AdapterReader, HostAdapter
 from lorry.engines.embedded.lowrank import GROUPS, apply_reference
 from lorry.engines.embedded.shape import base_shape
 from lorry.engines.embedded.slots import LoraSlots
@@ -36,7 +36,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[HostAdapter]:
     for seed, (names, rank, layers) in enumerate(KINDS):
         tensors = adapter_tensors(SHAPE, dict.fromkeys(names, rank), layers, seed)
         folder = write_adapter(tmp_path_factory.mktemp("adapter"), tensors, r=rank, lora_alpha=rank)
-        found.append(load_adapter(folder, SHAPE, torch.float32))
+        found.append(AdapterReader(SHAPE, torch.float32).read(folder))
     return found
 
 
@@ -163,7 +163,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_slot_as_it_was(
         slots.put(0, adapters[3])
     other = base_shape({**CONFIG, "num_hidden_layers": 3})
     tensors = adapter_tensors(other, {"mlp.up_proj": 8})
-    deep = load_adapter(write_adapter(tmp_path, tensors), other, torch.float32)
+    deep = AdapterReader(other, torch.float32).read(write_adapter(tmp_path, tensors))
     with pytest.raises(EngineRejected, match="3 layers"):
         slots.put(0, deep)
     check(slots, [adapters[0]], segments([(0, 2)]))

@@ -10,7 +10,7 @@ from lorry.engine import EngineCapabilities, LoraVersion
 from lorry.engines.embedded.blocks import BlockPool
 from lorry.engines.embedded.host import HostCache
 from lorry.engines.embedded.loop import CoreLimits, EngineCore
-from lorry.engines.embedded.lora import HostAdapter, load_adapter
+from lorry.engines.embedded.lora import AdapterReader, HostAdapter
 from lorry.engines.embedded.model import Decoder
 from lorry.engines.embedded.schedule import ScheduleLimits
 from lorry.engines.embedded.settings import EmbeddedSettings
@@ -59,8 +59,10 @@ def build(settings: EmbeddedSettings, progress: Callable[[int, int], None]) -> E
         time.monotonic,
     )
 
+    reader = AdapterReader(decoder.shape, decoder.dtype, native=decoder.kernels is not None)
+
     def load(version: LoraVersion) -> HostAdapter:
-        adapter = load_adapter(version.path, decoder.shape, decoder.dtype)
+        adapter = reader.read(version.path)
         if adapter.rank > settings.max_lora_rank:
             raise EngineRejected(
                 f"{version.name} has rank {adapter.rank}, but max_lora_rank is "

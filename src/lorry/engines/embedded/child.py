@@ -41,13 +41,14 @@ class Child(asyncio.Protocol):
             ours.setblocking(False)
             loop = asyncio.get_running_loop()
             self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
-            # A session of its own: an interrupt typed for the server is the server's to handle.
+            # A group of its own: an interrupt typed for the server is the server's to handle. Not a
+            # session, between which Linux shares the cores evenly whatever a thread's niceness is.
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "lorry.engines.embedded.process", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env=child_environment(settings),
-                start_new_session=True,
+                process_group=0,
             )
         self.send(wire.Start(settings))
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from lorry.engines.embedded.attention import Segment, StepPlan
 from lorry.engines.embedded.family import Family
 from lorry.engines.embedded.layers import Rope
-from lorry.engines.embedded.lowrank import Layer, LoraStep
+from lorry.engines.embedded.lowrank import LoraStep
+from lorry.engines.embedded.packing import PackedGroup, Packing
 from lorry.engines.embedded.parameters import LayerWeights
 from lorry.errors import EngineRejected
 
@@ -218,20 +219,39 @@ class AdapterTable:
     """int64 [layers * groups, ENTRY_WORDS], each row an `entry_t`."""
     ranks: int
     """Most low-rank columns of any group."""
-    layers: tuple[Layer, ...]
+    buffer: Tensor
     """What the entries point at."""
 
 
-def adapter_table(layers: tuple[Layer, ...]) -> AdapterTable:
+def adapter_table(packing: Packing, buffer: Tensor) -> AdapterTable:
     """The table of a packed adapter, float32 on the CPU."""
-    entries, most = [], 1
-    for group in (group for layer in layers for group in layer):
-        words: list[int] = []
-        if group is not None:
-            most = max(most, group.a.shape[0])
-            words = [group.a.data_ptr(), group.a.shape[0], len(group.parts)]
-            for part in group.parts:
-                width, ranks = part.b.shape[1], part.b.shape[0]
-                words += [part.b.data_ptr(), part.columns.start, width, part.ranks.start, ranks]
-        entries.append(words + [0] * (ENTRY_WORDS - len(words)))
-    return AdapterTable(torch.tensor(entries, dtype=torch.int64), most, layers)
+    groups = [group for layer in packing.groups for group in layer]
+    at = buffer.data_ptr()
+    entries = torch.tensor([_entry_words(group, at) for group in groups], dtype=torch.int64)
+    return AdapterTable(entries, max((g.ranks for g in groups if g is not None), default=1), buffer)
+
+
+def _entry_words(group: PackedGroup | None, at: int) -> list[int]:
+    """An `entry_t`; the buffer's elements of 4 bytes begin at address `at`."""
+    words: list[int] = []
+    if group is not None:
+        words = [at + 4 * group.at, group.ranks, len(group.parts)]
+        for part in group.parts:
+            words += [at + 4 * part.at, part.column, part.width, part.rank, part.ranks]
+    return words + [0] * (ENTRY_WORDS - len(words))
+
+
+def pack_adapter(raw: bytes, moves: Tensor, buffer: Tensor) -> bool:
+    """Carry out the moves of a `Packing`. False: nothing was done, the kernels are not built."""
+    if _native is None:
+        return False
+    _native.pack_adapter(raw, moves.data_ptr(), len(moves), buffer.data_ptr())
+    return True
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether none is infinite or NaN. By the kernel if possible: PyTorch would start threads for
+    it, in whichever thread asks."""
+    if _native is not None and values.dtype == torch.float32:
+        return bool(_native.all_finite(values.data_ptr(), values.numel()))
+    return bool(torch.isfinite(values).all())

@@ -10,6 +10,7 @@ inbox. The process ends when the other end of the socket does, whatever it is bu
 """
 
 import ctypes
+import gc
 import logging
 import os
 import queue
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock, RLock, Thread
+from threading import Barrier, Lock, RLock, Thread
 from typing import NoReturn
 
 from lorry.engine import EngineHealth, LoraVersion
@@ -48,6 +49,11 @@ CHECK_INTERVAL_S = 10.0
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread that computes in Python keeps the others waiting. Python's own 5 ms are longer
 than a step of a small model, and a load asks for its turn dozens of times."""
+
+COMPUTE_NICENESS = 10
+"""Of the threads that compute steps. They take all cores for as long as anybody asks for tokens; a
+load, and the server's answer to anything, is a short piece of work that should not have to share a
+core with them evenly. At 10 it gets nine tenths of it."""
 
 PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
@@ -99,7 +105,12 @@ class Worker:
     def run(self) -> NoReturn:
         """Load the model, then step until the server goes away."""
         Thread(target=self._read, name="read", daemon=True).start()
+        # Threads begin with the niceness of those who start them: the loaders before, the model's
+        # after.
+        self._start_loaders()
+        compute_nicely()
         self._load_model()
+        gc.freeze()  # what is there now stays; looking through it takes as long as many steps
         while True:
             if not self._engine.core.busy:
                 self._rest()
@@ -107,6 +118,12 @@ class Worker:
             while not self._inbox.empty():
                 self._take_next()
             self._step()
+
+    def _start_loaders(self) -> None:
+        """All of them, which a pool does only when each has something to do at the same time."""
+        everyone = Barrier(LOADERS)
+        for _ in range(LOADERS):
+            self._loaders.submit(everyone.wait)
 
     def _take_next(self) -> None:
         message = self._inbox.get()
@@ -311,6 +328,15 @@ def trim_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):
         logger.debug("this C library has no malloc_trim; memory returns when it likes")
+
+
+def compute_nicely() -> None:
+    """Let this thread, and those that it starts, give way. Where niceness is the process's and not
+    the thread's, loads give way too, and only the server gains."""
+    try:
+        os.nice(COMPUTE_NICENESS)
+    except (OSError, AttributeError):
+        logger.debug("this system has no niceness; steps share the cores evenly with loads")
 
 
 def die_with_parent() -> None:

@@ -81,9 +81,10 @@ class LoraSlots:
             raise EngineRejected(
                 f"The adapter's rank is {adapter.rank}; the engine takes up to {self._max_rank}."
             )
-        if len(adapter.layers) != self._shape.layers or adapter.buffer.dtype != self._dtype:
+        layers = len(adapter.packing.groups)
+        if layers != self._shape.layers or adapter.buffer.dtype != self._dtype:
             raise EngineRejected(
-                f"The adapter was packed for {len(adapter.layers)} layers in "
+                f"The adapter was packed for {layers} layers in "
                 f"{adapter.buffer.dtype}; the base has {self._shape.layers} in {self._dtype}."
             )
         moved = adapter.to(self._device)
@@ -91,7 +92,7 @@ class LoraSlots:
             self.clear(slot)
             self._held[slot] = moved
             if self._kernels is not None:
-                self._tables[slot] = adapter_table(moved.layers)
+                self._tables[slot] = adapter_table(moved.packing, moved.buffer)
 
     def clear(self, slot: int) -> None:
         """The slot holds nothing, and its bank is no longer merged."""

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "kernels.h"
+#include "pack.h"
 #include "pool.h"
 
 #if defined(__x86_64__)
@@ -249,6 +250,29 @@ static PyObject *forward(PyObject *self, PyObject *const *args, Py_ssize_t given
     Py_RETURN_NONE;
 }
 
+static PyObject *pack_adapter(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer file;
+    long long moves, count, buffer;
+    if (!PyArg_ParseTuple(args, "y*LLL", &file, &moves, &count, &buffer)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    pack(file.buf, (const move_t *)(intptr_t)moves, count, (float *)(intptr_t)buffer);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&file);
+    Py_RETURN_NONE;
+}
+
+static PyObject *are_finite(PyObject *self, PyObject *args) {
+    (void)self;
+    long long values, count;
+    int found;
+    if (!PyArg_ParseTuple(args, "LL", &values, &count)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    found = all_finite((const float *)(intptr_t)values, count);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(found);
+}
+
 static PyMethodDef methods[] = {
     {"isas", isas, METH_NOARGS, "(name, lanes) of each instruction set that this machine has, best first."},
     {"start", start, METH_VARARGS, "A machine: which instruction set, how many threads."},
@@ -256,6 +280,8 @@ static PyMethodDef methods[] = {
      "machine, x, rows, inner, outer, norm or 0, eps, panels, bf16, bias or 0, out; see product_t."},
     {"forward", (PyCFunction)(void (*)(void))forward, METH_FASTCALL,
      "machine, model_t, eps, step_t: all layers of one step, in place on the step's x."},
+    {"pack_adapter", pack_adapter, METH_VARARGS, "file, move_t, count, buffer: an adapter's matrices from file to buffer."},
+    {"all_finite", are_finite, METH_VARARGS, "values, count: whether none of them is infinite or NaN."},
     {NULL, NULL, 0, NULL},
 };
 
