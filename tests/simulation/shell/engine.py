@@ -39,6 +39,8 @@ class Deed(Fault):
     """A fault, and whether the engine dies of it once the work is done."""
 
     dies: bool = False
+    waiting: Callable[[], None] | None = None
+    """Told when the delay begins."""
 
 
 class WaywardEngine(FakeEngine):
@@ -124,6 +126,8 @@ class WaywardEngine(FakeEngine):
         return deed
 
     async def _delay(self, deed: Fault) -> None:
+        if isinstance(deed, Deed) and deed.waiting is not None:
+            deed.waiting()
         if deed.delay_s == math.inf:
             await anyio.sleep_forever()
         elif deed.delay_s:
@@ -138,6 +142,8 @@ class WaywardEngine(FakeEngine):
                 error = None if stuck else rng.choice(FOREIGN)()
                 return Deed(delay_s=math.inf if stuck else 0.0, error=error, after_effect=True)
             return None
+        if self._machine.plan is not None:
+            return self._planned(self._machine.plan(call))
         if happens("engine_dies"):
             if not after:
                 self.die()
@@ -159,6 +165,12 @@ class WaywardEngine(FakeEngine):
         if call == "remove_lora" and happens("engine_says_false"):
             return Deed(answer_false=True)
         return None
+
+    def _planned(self, deed: Deed | None) -> Deed | None:
+        if deed is not None and deed.dies and not deed.after_effect:
+            self.die()
+            return None
+        return deed
 
     async def _end_late(self, fault: Fault | None) -> None:
         """What comes between the effect and its report."""
@@ -241,6 +253,8 @@ class WaywardEngine(FakeEngine):
 
     async def _between(self) -> bool:
         """True: it just ends."""
+        if self._machine.plan is not None:
+            await self._suffer_between(self._machine.plan("chunk"))
         if self._machine.happens("stream_stuck"):
             await anyio.sleep_forever()
         if self._machine.happens("engine_dies"):
@@ -251,6 +265,16 @@ class WaywardEngine(FakeEngine):
         if self._rng.random() < 0.3:
             return True
         raise self._rng.choice((*FOREIGN, lambda: EngineRejected("It broke.")))()
+
+    async def _suffer_between(self, deed: Deed | None) -> None:
+        if deed is None:
+            return
+        await self._delay(deed)
+        if deed.dies:
+            self.die()
+            raise EngineUnreachable("The engine is down: it died.")
+        if deed.error is not None:
+            raise deed.error
 
     async def aclose(self) -> None:
         """Counted."""

@@ -41,6 +41,7 @@ class Exchange:
 
     leaves_at_chunk: float = math.inf
     leaves_after_s: float = math.inf
+    leaves_when: anyio.Event | None = None
     read_s: float = 0.0
     """The client takes so long for each chunk."""
 
@@ -98,13 +99,14 @@ async def perform(app: ASGIApp, exchange: Exchange, found: Callable[[str], None]
             gone.set()
 
     async def impatience() -> None:
-        await anyio.sleep(exchange.leaves_after_s)
+        with anyio.move_on_after(exchange.leaves_after_s):
+            await (exchange.leaves_when or anyio.Event()).wait()
         exchange.left = not exchange.finished
         gone.set()
 
     exchange.began_s = anyio.current_time()
     async with anyio.create_task_group() as group:
-        if exchange.leaves_after_s < math.inf:
+        if exchange.leaves_after_s < math.inf or exchange.leaves_when is not None:
             group.start_soon(impatience)
         try:
             await app(_scope(exchange), receive, send)

@@ -49,6 +49,8 @@ SETTLE_S = 30.0
 class World:
     """One seed."""
 
+    life: "type[Life]"
+
     def __init__(self, options: Options, folder: Path, trace: Callable[[str], None] | None) -> None:
         """`folder` is the machine's disk."""
         self.options = options
@@ -75,7 +77,7 @@ class World:
                 for storm_s, end in zip(self.options.storms, self.options.ends, strict=True):
                     self.judge.say(f"a life of {storm_s:.1f} s, until {end}")
                     for _ in range(TRIES):
-                        if await Life(self).run(storm_s, end):
+                        if await self.life(self).run(storm_s, end):
                             break
                 nursery.cancel_scope.cancel()
 
@@ -310,6 +312,7 @@ class Life:
         }
 
 
+World.life = Life
 TOKENIZER = tiny_tokenizer()
 LOGGER = logging.getLogger("lorry")
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import anyio
@@ -33,6 +33,9 @@ from lorry.store.sql import SqlStore
 from lorry.store.store import AdapterRecord, AuditEntry
 from tests.fixtures.adapters import good_adapter
 from tests.simulation.shell.options import Faults
+
+if TYPE_CHECKING:
+    from tests.simulation.shell.engine import Deed
 
 CRAWL_S = 20.0
 """A crawling disk takes up to this long for one call: more than most deadlines here."""
@@ -58,7 +61,8 @@ class Machine:
         """Between a kill and the next life: whatever runs on has no effect."""
         self.seen: set[str] = set()
         """Kinds of faults that happened."""
-        self.strict = False
+        self.plan: Callable[[str], Deed | None] | None = None
+        """Instead of chance, for the calls of engines."""
         self._background: trio.Nursery | None = None
         self._writing = False
 
