@@ -62,8 +62,8 @@ class Calls:
         async with self.http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 into.error = json.loads(await response.aread())["error"]["code"]
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
+            async for line in _lines(response):
+                if not line.startswith(b"data: {"):
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
@@ -96,6 +96,15 @@ class Calls:
         if response.status_code >= 300:
             raise SystemExit(f"{method} {path}: {response.status_code} {response.text}")
         return took_s
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Split at line feeds only; httpx's own also splits at what a token's text may hold."""
+    rest = b""
+    async for piece in response.aiter_raw():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _streamed(model: str, prompt: list[int], tokens: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch
 from huggingface_hub import constants
 from peft import PeftModel
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from lorry.artifacts import folder as folder_module
 from lorry.artifacts.cache import DiskCache
@@ -108,6 +109,7 @@ class Judge:
     def __init__(self, place: Path) -> None:
         """Everything is written below `place`."""
         torch.manual_seed(0)
+        logging.disable_progress_bar()
         config = LlamaConfig(
             vocab_size=TINY_BASE.vocab_size,
             hidden_size=HIDDEN,
