@@ -1,5 +1,6 @@
 """A slice of each part; `make fuzz` has the whole."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,26 @@ def test_promise_9_mangled_folders_are_refused_or_compute_what_peft_computes() -
     assert figures.findings == []
     assert figures.refused.total() > 100
     assert figures.equal > 50
+
+
+FIELDS = (
+    *adapter_config._REFUSED,
+    *("rank_pattern", "alpha_pattern", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("init_lora_weights", "use_rslora", "bias", "lora_alpha", "task_type", "corda_config"),
+)
+
+
+@pytest.mark.parametrize("value", [None, "", 0, False, [], {}], ids=repr)
+def test_promise_9_a_field_that_is_empty_is_refused_or_means_what_it_means_to_peft(
+    tmp_path: Path, value: object
+) -> None:
+    judge, figures = folders.Judge(tmp_path), folders.Figures()
+    for field in FIELDS:
+        files = recipes.good(random.Random(4))
+        files.config[field] = value
+        folder = files.write(tmp_path / field)
+        assert judge._judge(folder, [], figures) is None, field
+    assert figures.equal > 5
 
 
 def test_a_judge_that_lets_a_bad_adapter_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,5 +137,6 @@ class Driver:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the largest logit."""
-    return float((found - expected).abs().max() / expected.abs().max())
+    """Largest difference, relative to the largest logit; 0 where both are 0 throughout."""
+    difference = (found - expected).abs().max()
+    return float(difference / expected.abs().max()) if difference else 0.0

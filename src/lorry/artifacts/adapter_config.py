@@ -166,9 +166,7 @@ class _Fields:
 
     def pattern(self, key: str, read: Callable[[Any], Any], expected: str) -> dict[str, Any]:
         """`rank_pattern` or `alpha_pattern`, entry by entry."""
-        raw = self.raw.get(key)
-        if raw is None:
-            return {}
+        raw = self.raw.get(key, {})
         if not isinstance(raw, dict):
             self.problems.append(
                 problem(key, raw, "an object from module patterns to numbers", "mend or remove it")
@@ -251,7 +249,13 @@ _REFUSED: dict[str, str] = {
     "fan_in_fan_out": "a base of Conv1D layers, which this base is not",
 }
 """Features that are not built. null, false, an empty list or an empty object mean that a feature is
-not used."""
+not used, but for those below."""
+
+_UNUSED_BY_NULL = (
+    *("arrow_config", "kasa_config", "monteclora_config", "velora_config", "use_bdlora"),
+    "trainable_token_indices",
+)
+"""PEFT takes even an empty object for use, and refuses to read anything else that is empty."""
 
 _MUTATED = ("pissa", "corda", "olora", "lora_ga", "loftq")
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica")
@@ -273,6 +277,8 @@ def _oddities(raw: Mapping[str, Any]) -> list[str]:
     expected: list[tuple[str, str]] = []
     if raw.get("task_type") not in (None, *TASK_TYPES):
         expected.append(("task_type", f"null or one of {', '.join(TASK_TYPES)}"))
+    if raw.get("target_parameters") == "":
+        expected.append(("target_parameters", "null or a list"))
     dropout = _finite(raw.get("lora_dropout", 0.0))
     if dropout is None or not 0 <= dropout <= 1:
         expected.append(("lora_dropout", "a number from 0 to 1"))
@@ -307,7 +313,7 @@ def _refusals(raw: Mapping[str, Any]) -> list[str]:
             )
         )
     for key, feature in _REFUSED.items():
-        if raw.get(key):
+        if raw.get(key) or (key in _UNUSED_BY_NULL and raw.get(key) is not None):
             problems.append(
                 problem(
                     key,

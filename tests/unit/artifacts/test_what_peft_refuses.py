@@ -27,6 +27,12 @@ def take(folder: Path) -> Snapshot:
         ("lora_dropout", "much"),
         ("eva_config", []),
         ("loftq_config", 0),
+        ("rank_pattern", None),
+        ("alpha_pattern", None),
+        ("target_parameters", ""),
+        ("trainable_token_indices", []),
+        ("use_bdlora", False),
+        ("kasa_config", {}),
     ],
 )
 def test_promise_9_a_field_that_peft_cannot_read_is_named(
