@@ -70,11 +70,11 @@ def seeds_of(text: str) -> range:
 def seeds_for(number: int, arguments: argparse.Namespace) -> range:
     """Of one level."""
     seeds: range = arguments.seeds
-    if number == 1 or arguments.level == "2":
-        return seeds
-    if arguments.seeds_two is not None:
+    if number == 2 and arguments.seeds_two is not None:
         two: range = arguments.seeds_two
         return two
+    if number == 1 or arguments.level == "2":
+        return seeds
     return range(seeds.start, seeds.start + max(1, len(seeds) // SEEDS_PER_SEED_TWO))
 
 
@@ -84,7 +84,7 @@ def run_one(number: int, arguments: argparse.Namespace) -> int:
     try:
         steps = level(number)(arguments.seed, trace, arguments.steps).steps
     except Violation as finding:
-        print(report(number, arguments.seed, finding))
+        print(report(number, arguments.seed, str(finding)))
         return 1
     print(f"level {number}: seed {arguments.seed}, {steps} events, no finding")
     return 0

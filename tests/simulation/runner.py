@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,9 +69,11 @@ def run_seeds(
         try:
             figures.steps += run(seed, None, steps_most).steps
         except Violation as finding:
-            figures.findings.append(report(number, seed, finding))
-            if not keep_going:
-                break
+            figures.findings.append(report(number, seed, str(finding)))
+        except Exception:  # noqa: BLE001 - a fault of the simulation, or one that it did not foresee
+            figures.findings.append(report(number, seed, traceback.format_exc()))
+        if figures.findings and not keep_going:
+            break
     figures.cpu_s = time.process_time() - began_s
     return figures
 
@@ -95,7 +98,7 @@ def leave_interrupts_alone() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def report(number: int, seed: int, finding: Violation) -> str:
+def report(number: int, seed: int, finding: str) -> str:
     """All that is needed to see it again."""
     replay = f"python -m tests.simulation --level {number} --seed {seed} --trace"
     return f"level {number}, commit {commit()}\n{finding}\nreplay: {replay}"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.simulation import runner
 from tests.simulation.mutants import reservation_leaked_on_failed_load
 from tests.simulation.runner import Figures, run_in_processes, run_seeds
 from tests.simulation.world import LAST_STEPS, Violation, run
@@ -47,6 +48,23 @@ def test_all_findings_are_told_when_asked_to_go_on(monkeypatch: pytest.MonkeyPat
     figures = run_seeds(1, BUGGY, keep_going=True)
     assert figures.seeds == len(BUGGY)
     assert figures.findings
+
+
+def test_a_fault_of_the_simulation_itself_is_told_with_its_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(seed: int, trace: object, steps_most: int | None) -> object:
+        if seed == 3:
+            raise KeyError("a checker's own mistake")
+        return real(seed, None, steps_most)
+
+    real = run
+    monkeypatch.setattr(runner, "level", lambda number: broken)
+    figures = run_seeds(1, range(6), keep_going=True)
+    assert figures.seeds == 6
+    (finding,) = figures.findings
+    assert "a checker's own mistake" in finding
+    assert "--seed 3 " in finding.splitlines()[-1]
 
 
 def test_an_interrupted_run_says_what_it_has_done() -> None:

@@ -112,6 +112,12 @@ async def perform(app: ASGIApp, exchange: Exchange, found: Callable[[str], None]
             await app(_scope(exchange), receive, send)
         except Exception as error:  # noqa: BLE001 - uvicorn logs it and cuts the connection
             exchange.error = repr(error)
+        except BaseExceptionGroup as both:
+            # Its process was killed in the moment in which it failed.
+            failed, killed = both.split(Exception)
+            exchange.error = repr(failed)
+            assert killed is not None
+            raise killed from None
         over.set()
         group.cancel_scope.cancel()
     exchange.ended_s = anyio.current_time()

@@ -21,6 +21,11 @@ def test_promises_1_to_8_10_and_11_hold_in_whole_lives_of_the_server(first: int)
     assert smoke(first).steps > 100 * CHUNK
 
 
+def test_a_server_killed_in_the_moment_in_which_a_request_fails_ends_the_world_well() -> None:
+    """What its process raises then is nobody's finding, nor the simulation's end."""
+    run(2356)
+
+
 def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
     lines: list[str] = []
     run(TRACED, lines.append)
