@@ -75,7 +75,8 @@ def _serve(model: Path, state: Path) -> Iterator[ServerProcess]:
     port = free_port()
     flags = ("--served-model-name", BASE_NAME, "--max-lora-rank", "16", "--max-model-len", "2048")
     room = ("--max-loras", str(ROOM), "--max-cpu-loras", str(ROOM), "--kv-cache-bytes", "512MiB")
-    with ServerProcess(lorry_command(model, port, state, *flags, *room), port) as server:
+    command = lorry_command(model, port, state, *flags, *room)
+    with ServerProcess(command, port, environment={}, own_session=False) as server:
         yield server
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import isolation_parts as parts
 from bench.calls import calls
-from bench.measures import Measure, table
+from bench.measures import Measure, median_of, table
 from bench.report import keep
 from lorry.cli.demo import ADAPTERS, DemoMissing, adapter_folder, model_file
 from tests.fixtures.common_ground import common_ground
@@ -58,6 +58,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.isolation", description=__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help="all of them by default")
     parser.add_argument("--models", default="tiny,real", help="for drain and churn (tiny,real)")
+    parser.add_argument("--repeats", type=int, default=3, help="of drain and churn (3)")
     parser.add_argument("--operations", type=int, default=200, help="loads on each side (200)")
     parser.add_argument("--requests", type=int, default=200, help="to the base, each side (200)")
     parser.add_argument("--cold", type=int, default=30, help="requests to the cold adapter (30)")
@@ -73,8 +74,9 @@ def _run(part: str, options: argparse.Namespace) -> Iterator[Measure]:
     """One part, on each model that it is for."""
     if part in ("drain", "churn"):
         for subject in _subjects(options.models.split(",")):
-            for one in _compare(part, subject, options):
-                yield Measure(f"{subject.label}: {one.what}", one.value, one.bound, one.detail)
+            repeats = [_compare(part, subject, options) for _ in range(options.repeats)]
+            for found in zip(*repeats, strict=True):
+                yield median_of(f"{subject.label}: {found[0].what}", found)
     elif part == "random":
         yield from asyncio.run(_at_random(options.seconds))
     else:
@@ -138,7 +140,7 @@ def _serve(model: Path, *flags: str) -> Iterator[ServerProcess]:
     sizes = ("--kv-cache-bytes", "512MiB", "--max-model-len", "2048")
     with tempfile.TemporaryDirectory() as state:
         command = lorry_command(model, port, Path(state), *common, *sizes, *flags)
-        with ServerProcess(command, port, environment={}) as server:
+        with ServerProcess(command, port, environment={}, own_session=False) as server:
             yield server
 
 

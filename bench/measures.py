@@ -38,6 +38,14 @@ def compared(
     return Measure(f"{what}, {label}, times", b / a if a else math.nan, bound, detail)
 
 
+def median_of(what: str, repeats: Sequence[Measure]) -> Measure:
+    """The middle one of several repeats of one measure, with the values of all."""
+    middle = sorted(repeats, key=lambda one: one.value)[(len(repeats) - 1) // 2]
+    values = ", ".join(f"{one.value:.2f}" for one in repeats)
+    detail = middle.detail if len(repeats) == 1 else f"{middle.detail}; repeats: {values}"
+    return Measure(what, middle.value, middle.bound, detail)
+
+
 def table(measures: Sequence[Measure]) -> str:
     """In Markdown."""
     lines = ["| measure | found | bound | holds | from |", "| --- | --- | --- | --- | --- |"]
