@@ -52,6 +52,7 @@ INTERNAL = {
     "config/parse.py": ("ValueError",),
     "engines/embedded/engine.py": ("output.failure.error",),
     "engines/embedded/model.py": ("RuntimeError",),
+    "engines/embedded/packing.py": ("ValueError",),
     "engines/embedded/settings.py": ("ValueError",),
     "lifecycle/diagram.py": ("ValueError",),
     "server/schema.py": ("ValueError",),
