@@ -13,7 +13,8 @@ import json
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from lorry.errors import EngineRejected
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Of adapters, as the file's header spells them, in the order of pack.c."""
 
+LENGTH_BYTES = 8
+"""The header's length, at the start of a safetensors file."""
+
 TENSOR_NAME = re.compile(
     r"base_model\.model\.(?P<key>model\.layers\.(?P<layer>\d+)\.(?P<module>[\w.]+))"
     r"\.lora_(?P<half>[AB])\.weight"
@@ -38,6 +42,8 @@ TENSOR_NAME = re.compile(
 class Move:
     """One matrix on its way from the file to the buffer."""
 
+    module: str
+    """As the base calls it, `model.layers.0.self_attn.q_proj`."""
     start: int
     """Its first byte in the file."""
     dtype: str
@@ -47,6 +53,11 @@ class Move:
     """Its first element in the buffer."""
     scale: float = 1.0
     turned: bool = False
+
+    @property
+    def end(self) -> int:
+        """The first element behind it in the buffer."""
+        return self.to + self.rows * self.columns
 
     def words(self) -> tuple[int, ...]:
         """A `move_t` of pack.c."""
@@ -80,11 +91,10 @@ class PackedGroup:
     parts: tuple[PackedPart, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Packing:
     """Where everything goes."""
 
-    file_bytes: int
     elements: int
     """Of the buffer."""
     moves: tuple[Move, ...]
@@ -92,40 +102,28 @@ class Packing:
     """By layer, by group; None: the adapter does not touch the group there."""
     rank: int
     """Largest rank of any module."""
-    words: Tensor = field(init=False)
-    """int64 [moves, 7], each row a `move_t` of pack.c."""
 
-    def __post_init__(self) -> None:
-        """Write the moves down for the kernel."""
-        words = torch.tensor([one.words() for one in self.moves], dtype=torch.int64)
-        object.__setattr__(self, "words", words)
+    @cached_property
+    def words(self) -> Tensor:
+        """int64 [moves, 7], each row a `move_t` of pack.c."""
+        return torch.tensor([one.words() for one in self.moves], dtype=torch.int64)
 
     def fill(self, raw: bytes, buffer: Tensor) -> None:
         """What the kernel does, by PyTorch: `raw` is the file, `buffer` float32."""
         for move in self.moves:
-            dtype, count = DTYPES[move.dtype], move.rows * move.columns
-            data = bytearray(raw[move.start : move.start + count * dtype.itemsize])
-            matrix = torch.frombuffer(data, dtype=dtype).view(move.rows, move.columns)
-            matrix = matrix.float().mul_(move.scale)
-            buffer[move.to : move.to + count] = (matrix.t() if move.turned else matrix).flatten()
+            dtype = DTYPES[move.dtype]
+            end = move.start + move.rows * move.columns * dtype.itemsize
+            data = torch.frombuffer(bytearray(raw[move.start : end]), dtype=dtype)
+            matrix = data.view(move.rows, move.columns).float().mul_(move.scale)
+            buffer[move.to : move.end] = (matrix.t() if move.turned else matrix).flatten()
 
     def layers(self, buffer: Tensor) -> tuple[Layer, ...]:
         """The buffer as PyTorch's decoder wants it."""
         return tuple(tuple(_view(one, buffer) for one in layer) for layer in self.groups)
 
-    def place(self, element: int) -> str:
-        """The module whose weights are there."""
-        for index, layer in enumerate(self.groups):
-            for names, group in zip(GROUPS, layer, strict=True):
-                for part in group.parts if group is not None else ():
-                    assert group is not None
-                    shrink = group.at + part.rank * group.inner
-                    if (
-                        shrink <= element < shrink + part.ranks * group.inner
-                        or part.at <= element < part.at + part.ranks * part.width
-                    ):
-                        return f"model.layers.{index}.{names[part.module]}"
-        raise AssertionError(element)
+    def module_at(self, element: int) -> str:
+        """Whose weights are there in the buffer."""
+        return next(move.module for move in self.moves if move.to <= element < move.end)
 
 
 def _view(group: PackedGroup | None, buffer: Tensor) -> GroupWeights | None:
@@ -158,6 +156,7 @@ class _Matrix:
 class _Module:
     """One projection's pair."""
 
+    name: str
     rank: int
     scale: float
     a: _Matrix
@@ -186,7 +185,7 @@ def packing_of(
             groups.append(group)
         layers.append(tuple(groups))
     rank = max(one.rank for one in modules.values())
-    return Packing(file_bytes, used, tuple(moves), tuple(layers), rank)
+    return Packing(used, tuple(moves), tuple(layers), rank)
 
 
 def _pack_group(
@@ -199,8 +198,10 @@ def _pack_group(
     parts: list[PackedPart] = []
     for place, one in held:
         a, b, width = one.a, one.b, widths[place]
-        moves.append(Move(a.start, a.dtype, one.rank, inner, at + rank * inner))
-        moves.append(Move(b.start, b.dtype, width, one.rank, used, one.scale, turned=True))
+        moves.append(Move(one.name, a.start, a.dtype, one.rank, inner, at + rank * inner))
+        moves.append(
+            Move(one.name, b.start, b.dtype, width, one.rank, used, one.scale, turned=True)
+        )
         parts.append(PackedPart(place, sum(widths[:place]), width, rank, one.rank, used))
         used += one.rank * width
         rank += one.rank
@@ -211,7 +212,7 @@ def _matrices(path: Path, header: bytes, file_bytes: int) -> list[_Matrix]:
     """What the file holds. The server has judged it, or made it; what was cut since is told."""
     try:
         entries = json.loads(header)
-        start = 8 + len(header)
+        start = LENGTH_BYTES + len(header)
         found = [
             _matrix(name, entry, start) for name, entry in entries.items() if name != "__metadata__"
         ]
@@ -282,7 +283,7 @@ def _module(
         found = pair[half].shape
         if found != expected:
             raise EngineRejected(
-                f"{path}: lora_{half} of {key} has shape {list(found)}; the base and the config "
-                f"make it {list(expected)}."
+                f"{path}: lora_{half} of {key} has shape {list(found)}; the base and "
+                f"adapter_config.json make it {list(expected)}."
             )
-    return _Module(rank, rule.scale(key), pair["A"], pair["B"])
+    return _Module(key, rank, rule.scale(key), pair["A"], pair["B"])

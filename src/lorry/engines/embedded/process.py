@@ -40,6 +40,9 @@ READ_BYTES = 1 << 16
 LOADERS = 4
 """Loads at a time: more than one, so that a slow disk under one adapter holds up no other."""
 
+START_LOADERS_S = 10.0
+"""Far more than four threads need to meet; they are of use even if they did not."""
+
 STATUS_INTERVAL_S = 0.1
 """Between two status frames while steps run; going idle always sends one."""
 
@@ -121,7 +124,7 @@ class Worker:
 
     def _start_loaders(self) -> None:
         """All of them, which a pool does only when each has something to do at the same time."""
-        everyone = Barrier(LOADERS)
+        everyone = Barrier(LOADERS, timeout=START_LOADERS_S)
         for _ in range(LOADERS):
             self._loaders.submit(everyone.wait)
 
