@@ -127,7 +127,10 @@ async def calls(url: str) -> AsyncIterator[Calls]:
     gc.collect()
     gc.freeze()
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
-    async with httpx.AsyncClient(
-        base_url=url, timeout=DEADLINE_S, limits=limits, trust_env=False
-    ) as http:
-        yield Calls(http)
+    try:
+        async with httpx.AsyncClient(
+            base_url=url, timeout=DEADLINE_S, limits=limits, trust_env=False
+        ) as http:
+            yield Calls(http)
+    finally:
+        gc.unfreeze()

@@ -4,8 +4,7 @@ resident adapter waits for.
 Each adapter is asked twice in a row, with fresh prompts of the same length: the first answer needs
 its load, the second does not, and the difference is the load's price. More adapters than there is
 room for take turns, so each is cold again when its turn comes; its files are dropped from the page
-cache before. With `--beside` others stream from the base model meanwhile, and their time from token
-to token is compared with the same without loads."""
+cache before. With `--beside` others stream from the base model meanwhile."""
 
 import argparse
 import asyncio
@@ -86,15 +85,15 @@ async def _drive(
     async with calls(url) as server:
         for name, folder in folders.items():
             await server.load(name, folder)
-        streams = [Streamed() for _ in range(options.beside)]
         drawn = random.Random(1)
+        begun = asyncio.Event()
         tasks = [
-            asyncio.create_task(
-                server.stream(BASE_NAME, prompt(drawn), STREAM_TOKENS, one)  # outlasts the rounds
-            )
-            for one in streams
+            asyncio.create_task(server.keep_busy(BASE_NAME, prompt(drawn), STREAM_TOKENS, begun))
+            for _ in range(options.beside)
         ]
         extra, warm = await _pairs(server, list(folders), state, options, drawn)
+        if any(task.done() for task in tasks):
+            raise SystemExit("a stream ended before the cold starts did; ask for fewer --rounds")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
