@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import trio
@@ -49,8 +49,6 @@ SETTLE_S = 30.0
 class World:
     """One seed."""
 
-    life: "type[Life]"
-
     def __init__(self, options: Options, folder: Path, trace: Callable[[str], None] | None) -> None:
         """`folder` is the machine's disk."""
         self.options = options
@@ -69,6 +67,10 @@ class World:
 
     # Lives
 
+    def new_life(self) -> "Life":
+        """The next process of the server."""
+        return Life(self)
+
     async def run(self) -> None:
         """All lives, or until the first finding."""
         async with trio.open_nursery() as nursery:
@@ -77,7 +79,7 @@ class World:
                 for storm_s, end in zip(self.options.storms, self.options.ends, strict=True):
                     self.judge.say(f"a life of {storm_s:.1f} s, until {end}")
                     for _ in range(TRIES):
-                        if await self.life(self).run(storm_s, end):
+                        if await self.new_life().run(storm_s, end):
                             break
                 nursery.cancel_scope.cancel()
 
@@ -312,7 +314,6 @@ class Life:
         }
 
 
-World.life = Life
 TOKENIZER = tiny_tokenizer()
 LOGGER = logging.getLogger("lorry")
 
@@ -325,15 +326,29 @@ def run(
 ) -> World:
     """A whole world; raises `Violation` with everything that is needed to look into it."""
     options = options or draw(seed)
+    world = play(seed, lambda folder: World(options, folder, trace))
+    if world.judge.finding is not None:
+        raise Violation(
+            f"level 2, seed {seed}: {world.judge.finding}\n{options}\nlast lines:\n"
+            + "\n".join(world.judge.last)
+        )
+    return world
+
+
+AnyWorld = TypeVar("AnyWorld", bound=World)
+
+
+def play(seed: int, make: Callable[[Path], AnyWorld]) -> AnyWorld:
+    """The world that `make` builds on an empty folder, run to its end or to its first finding."""
     place = str(MEMORY) if MEMORY.is_dir() else None
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(dir=place, prefix="lorry-world-")))
         stack.enter_context(deterministic_PRNG(seed % 2**32))
-        world: World | None = None
+        made: list[AnyWorld] = []
 
         async def main() -> None:
-            nonlocal world
-            world = World(options, folder, trace)
+            world = make(folder)  # within the run: it makes events
+            made.append(world)
             LOGGER.addHandler(world.judge)
             try:
                 await world.run()
@@ -341,10 +356,4 @@ def run(
                 LOGGER.removeHandler(world.judge)
 
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-        assert world is not None
-        if world.judge.finding is not None:
-            raise Violation(
-                f"level 2, seed {seed}: {world.judge.finding}\n{options}\nlast lines:\n"
-                + "\n".join(world.judge.last)
-            )
-        return world
+        return made[0]

@@ -179,18 +179,6 @@ def head_can_be_cancelled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sse.Writer, "_send_head", head)
 
 
-def timed_out_load_taken_for_a_failure(patch: pytest.MonkeyPatch) -> None:
-    """No answer means no."""
-    real = Shell.feed
-
-    def feed(self: Shell, event: ev.Event) -> None:
-        if isinstance(event, ev.LoadFailed):
-            event = replace(event, unsure=False)
-        real(self, event)
-
-    patch.setattr(Shell, "feed", feed)
-
-
 MUTANTS: dict[Plant, int] = {
     release_forgotten_when_the_client_leaves: 9,
     report_dropped_when_a_load_times_out: 18,

@@ -7,15 +7,11 @@ that operation, and then once for each of them and for each way to go wrong ther
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import anyio
 import trio
-import trio.testing
-from hypothesis.internal.entropy import deterministic_PRNG
 
 from lorry.engines.fake_script import FakeSettings
 from lorry.errors import EngineRejected, EngineTimeout
@@ -25,8 +21,8 @@ from lorry.server.settings import ServerSettings
 from lorry.supervisor.settings import SupervisorSettings
 from tests.simulation.shell.engine import FOREIGN, Deed
 from tests.simulation.shell.exchange import Exchange
-from tests.simulation.shell.life import LOGGER, Life, World
-from tests.simulation.shell.machine import MEMORY, adapters_folder, version_of
+from tests.simulation.shell.life import Life, World, play
+from tests.simulation.shell.machine import adapters_folder, version_of
 from tests.simulation.shell.options import BASE, VOCABULARY, Faults, Options
 from tests.simulation.world import Violation
 
@@ -243,8 +239,6 @@ class ScriptedLife(Life):
 class ScriptedWorld(World):
     """One life: the scene, then calm."""
 
-    life = ScriptedLife
-    plan: Plan
     operation: Exchange
 
     def __init__(self, scene: str, point: Point | None, leaves_at_chunk: float, at: Path) -> None:
@@ -254,30 +248,19 @@ class ScriptedWorld(World):
         self.plan = Plan(point)
         self.leaves_at_chunk = leaves_at_chunk
 
+    def new_life(self) -> ScriptedLife:
+        """Its only one."""
+        return ScriptedLife(self)
+
 
 def act(scene: str, point: Point | None = None, leaves_at_chunk: float = math.inf) -> ScriptedWorld:
     """Play it; raises `Violation`."""
-    place = str(MEMORY) if MEMORY.is_dir() else None
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(dir=place, prefix="lorry-scene-")))
-        stack.enter_context(deterministic_PRNG(0))
-        worlds: list[ScriptedWorld] = []
-
-        async def main() -> None:
-            world = ScriptedWorld(scene, point, leaves_at_chunk, folder)
-            worlds.append(world)
-            LOGGER.addHandler(world.judge)
-            try:
-                await world.run()
-            finally:
-                LOGGER.removeHandler(world.judge)
-
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-        judge = worlds[0].judge
-        if judge.finding is not None:
-            where = f"{scene}, {point}, leaving at chunk {leaves_at_chunk}"
-            raise Violation(f"{where}: {judge.finding}\n" + "\n".join(judge.last))
-        return worlds[0]
+    world = play(0, lambda folder: ScriptedWorld(scene, point, leaves_at_chunk, folder))
+    judge = world.judge
+    if judge.finding is not None:
+        where = f"{scene}, {point}, leaving at chunk {leaves_at_chunk}"
+        raise Violation(f"{where}: {judge.finding}\n" + "\n".join(judge.last))
+    return world
 
 
 def points_of(scene: str) -> Iterator[Point]:

@@ -1,8 +1,11 @@
 """Whatever goes wrong at whichever call of an engine, and whenever a client leaves: enumerated."""
 
+from dataclasses import replace
+
 import pytest
 
-from tests.simulation.shell.mutants import timed_out_load_taken_for_a_failure
+from lorry.lifecycle import events as ev
+from lorry.supervisor.shell import Shell
 from tests.simulation.shell.points import SCENES, act, points_of
 from tests.simulation.world import Violation
 
@@ -32,8 +35,16 @@ def test_operations_succeed_when_nothing_goes_wrong(scene: str) -> None:
     assert act(scene).operation.status in expected
 
 
-def test_a_bug_that_needs_one_fault_at_one_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed_out_load_taken_for_a_failure(monkeypatch)
+def test_a_load_without_an_answer_taken_for_a_failure_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planted bug that comes out at one call and in one way only."""
+    real = Shell.feed
+
+    def feed(self: Shell, event: ev.Event) -> None:
+        real(self, replace(event, unsure=False) if isinstance(event, ev.LoadFailed) else event)
+
+    monkeypatch.setattr(Shell, "feed", feed)
     with pytest.raises(Violation, match="more than its limits"):
         for point in points_of("load over a full engine"):
             act("load over a full engine", point)
